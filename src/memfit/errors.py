@@ -4,7 +4,7 @@
     ├── BadInput (ValueError)  an argument, a file or a model that cannot be used
     │   ├── UnknownName        a name that is not in a list; carries the nearest ones
     │   └── DamagedFile        a file that is not what it says, or is from a newer memfit
-    ├── DoesNotFit             the smallest run that would do still needs more than the budget; exits with 3
+    ├── DoesNotFit             even the smallest run that would do is too large; exits with 3
     └── MissingExtra           an optional package is not installed; names the extra
 
 A message says what happened with the numbers, why it cannot be, and what to write instead.

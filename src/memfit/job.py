@@ -23,7 +23,8 @@ class Job:
     """A training job, before any technique is applied.
 
     Raises:
-        BadInput: a field is not callable, or ``seq_len`` is not positive.
+        BadInput: a field is not callable, a size is not positive, or ``seq_len`` is above
+            ``max_seq_len``.
     """
 
     model: Callable[[], nn.Module]
@@ -43,6 +44,9 @@ class Job:
     seq_len: int | None = None
     """The sequence length when none is asked for, in tokens; None for a job without sequences."""
 
+    max_seq_len: int | None = None
+    """The longest sequence the model can take, in tokens; None where nothing limits it."""
+
     vocab_size: int | None = None
     """For a language model whose batch is token ids (B, T+1): ids are below this."""
 
@@ -50,5 +54,26 @@ class Job:
         for field in ("model", "batch", "loss"):
             if not callable(getattr(self, field)):
                 raise BadInput(f"Job.{field} must be a function, not {getattr(self, field)!r}")
-        if self.seq_len is not None and self.seq_len < 1:
-            raise BadInput(f"Job.seq_len is {self.seq_len}: a sequence has at least one token")
+        if self.vocab_size is not None and self.vocab_size < 1:
+            raise BadInput(f"Job.vocab_size is {self.vocab_size}: it must be at least 1")
+        self.check_seq_len(self.seq_len)
+
+    def check_seq_len(self, seq_len: int | None) -> int:
+        """The sequence length to give to ``batch``: the asked one, else the job's own.
+
+        A job without sequences ignores the number it gets, which is then 1.
+
+        Raises:
+            BadInput: the length is not positive, or more than the model can take.
+        """
+        length = self.seq_len if seq_len is None else seq_len
+        if length is None:
+            return 1
+        if length < 1:
+            raise BadInput(f"the sequence length is {length}: a sequence has at least one token")
+        if self.max_seq_len is not None and length > self.max_seq_len:
+            raise BadInput(
+                f"{self.name} cannot take a sequence of {length} tokens: it has positions for "
+                f"{self.max_seq_len}; choose a length up to that"
+            )
+        return length

@@ -28,7 +28,7 @@ def parse_size(text: str) -> int:
     """Bytes of ``24GiB``, ``24GB``, ``1.5g``, ``512MiB`` or ``1000``.
 
     Raises:
-        BadInput: the text is not a size, or is zero bytes.
+        BadInput: the text is not a size, is zero bytes, or is more than any machine has.
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
@@ -37,11 +37,13 @@ def parse_size(text: str) -> int:
     num_bytes = int(Decimal(match[1]) * factor)
     if num_bytes == 0:
         raise BadInput(f"{text!r} is zero bytes: a size must be positive")
+    if num_bytes >= 1 << 63:
+        raise BadInput(f"{text[:40]!r} is more bytes than any machine has")
     return num_bytes
 
 
 def format_size(num_bytes: int) -> str:
-    """``1.50 GiB``, ``612.0 MiB``, ``2.0 KiB``, ``17 B``: three or four digits, binary units."""
+    """``1.50 GiB``, ``612.0 MiB``, ``2.0 KiB``, ``17 B``: binary units, two decimals at most."""
     size = abs(num_bytes)
     sign = "-" if num_bytes < 0 else ""
     if size >= TiB:
@@ -57,7 +59,7 @@ def format_size(num_bytes: int) -> str:
 
 def format_duration(seconds: float) -> str:
     """``4.2 s``, ``3 min 05 s``, ``2 h 10 min``."""
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

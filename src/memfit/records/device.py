@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memfit.records.files import load_document, save_document
+from memfit.records.plain import from_plain
 
 KIND, VERSION = "device", 1
 
@@ -70,4 +71,6 @@ class Device:
     @classmethod
     def load(cls, path: Path) -> Device:
         """Reads a device; raises BadInput or DamagedFile."""
-        return load_document(path, KIND, VERSION, lambda document: cls(**document["device"]))
+        return load_document(
+            path, KIND, VERSION, lambda document: from_plain(cls, document["device"])
+        )

@@ -23,7 +23,7 @@ from memfit.errors import BadInput, DamagedFile
 
 R = TypeVar("R")
 
-_MAX_COLUMN_BYTES = 1 << 32
+_MAX_COLUMN_BYTES = 1 << 28
 """A column that claims to be larger than this is refused unread."""
 
 
@@ -34,10 +34,10 @@ def replacing(path: Path, *, force: bool) -> Iterator[Path]:
     Raises:
         BadInput: ``path`` exists and ``force`` is false, or its folder cannot be written.
     """
-    if path.exists() and not force:
-        raise BadInput(f"{path} exists: choose another name, or overwrite it with --force")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
+        if path.exists() and not force:
+            raise BadInput(f"{path} exists: choose another name, or overwrite it with --force")
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
@@ -51,11 +51,11 @@ def replacing(path: Path, *, force: bool) -> Iterator[Path]:
 
 def write_text(path: Path, text: str, *, force: bool = False) -> None:
     """Writes ``text`` to ``path`` as a whole or not at all."""
-    with replacing(path, force=force) as temporary:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+    with replacing(path, force=force) as temporary, open(temporary, "wb") as file:
+        # A name that came from a path or a config may hold a lone surrogate.
+        file.write(text.encode("utf-8", errors="backslashreplace"))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def save_document(
@@ -65,9 +65,7 @@ def save_document(
     write_text(path, json.dumps({"memfit": kind, "version": version, **body}) + "\n", force=force)
 
 
-def load_document(
-    path: Path, kind: str, version: int, build: Callable[[dict[str, Any]], R]
-) -> R:
+def load_document(path: Path, kind: str, version: int, build: Callable[[dict[str, Any]], R]) -> R:
     """Reads a file that :func:`save_document` wrote and builds the record.
 
     Raises:
@@ -84,26 +82,29 @@ def load_document(
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path} is damaged: not a whole JSON document ({error})") from error
+    check_header(path, document, kind, version)
+    try:
+        return build(document)
+    except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
+        raise DamagedFile(
+            f"{path} is damaged: {type(error).__name__} while reading its {kind}: {error}"
+        ) from error
+
+
+def check_header(path: Path, document: Any, kind: str, version: int) -> None:
+    """Refuses a document that holds another kind of record, or one this memfit is too old for."""
     if not isinstance(document, dict) or "memfit" not in document:
         raise BadInput(f"{path} is not a memfit file: it does not say which record it holds")
     if document["memfit"] != kind:
-        raise BadInput(f"{path} holds a {document['memfit']}, where a {kind} is needed")
+        raise BadInput(f"{path} holds {document['memfit']!r:.40}, where {kind!r} is needed")
     found = document.get("version")
     if not isinstance(found, int) or found < 1:
-        raise DamagedFile(f"{path} is damaged: its version is {found!r}")
+        raise DamagedFile(f"{path} is damaged: its version is {found!r:.40}")
     if found > version:
         raise DamagedFile(
             f"{path} was written by a newer memfit ({kind} version {found}; this one reads up to "
             f"{version}): upgrade memfit"
         )
-    try:
-        return build(document)
-    except DamagedFile:
-        raise
-    except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
-        raise DamagedFile(
-            f"{path} is damaged: {type(error).__name__} while reading its {kind}: {error}"
-        ) from error
 
 
 def encode_column(column: np.ndarray) -> dict[str, Any]:
@@ -114,14 +115,19 @@ def encode_column(column: np.ndarray) -> dict[str, Any]:
 
 
 def decode_column(encoded: Mapping[str, Any], dtype: str) -> np.ndarray:
-    """The column that :func:`encode_column` wrote, which must be of ``dtype``."""
+    """The column that :func:`encode_column` wrote.
+
+    Raises:
+        ValueError, KeyError, TypeError, zlib.error: it is not such a column, or not of ``dtype``.
+    """
     if encoded["dtype"] != dtype:
-        raise DamagedFile(f"a column is {encoded['dtype']!r} where {dtype} belongs")
+        raise ValueError(f"a column is {encoded['dtype']!r} where {dtype} belongs")
     length, wanted = encoded["length"], np.dtype(dtype).newbyteorder("<")
     if not isinstance(length, int) or not 0 <= length * wanted.itemsize <= _MAX_COLUMN_BYTES:
-        raise DamagedFile(f"a column claims {length!r} values")
+        raise ValueError(f"a column claims {length!r} values")
     num_bytes = length * wanted.itemsize
-    data = zlib.decompressobj().decompress(base64.b64decode(encoded["zlib"]), num_bytes + 1)
-    if len(data) != num_bytes:
-        raise DamagedFile(f"a column should hold {num_bytes} bytes and holds {len(data)}")
+    inflater = zlib.decompressobj()
+    data = inflater.decompress(base64.b64decode(encoded["zlib"]), num_bytes + 1)
+    if len(data) != num_bytes or not inflater.eof:  # the check sum is read at the very end
+        raise ValueError(f"a column should hold {num_bytes} bytes and does not")
     return np.frombuffer(data, dtype=wanted).astype(dtype)

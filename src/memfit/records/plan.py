@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memfit.records.files import load_document, save_document
+from memfit.records.plain import from_plain
 from memfit.records.recipe import Recipe
 
 KIND, VERSION = "plan", 1
@@ -79,6 +80,6 @@ class Plan:
     @classmethod
     def _from_document(cls, document: dict[str, Any]) -> Plan:
         plan = dict(document["plan"])
-        plan["recipe"] = Recipe(**plan["recipe"])
-        plan["rejected"] = tuple(Rejected(**row) for row in plan["rejected"])
-        return cls(**plan)
+        plan["recipe"] = from_plain(Recipe, plan["recipe"])
+        plan["rejected"] = tuple(from_plain(Rejected, row) for row in plan.get("rejected", ()))
+        return from_plain(cls, plan)

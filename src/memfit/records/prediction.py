@@ -111,7 +111,10 @@ class Prediction:
             "breakdown": dict(self.breakdown),
             "phases": dict(self.phases),
             "largest": [
-                {("bytes" if key == "num_bytes" else key): value for key, value in asdict(t).items()}
+                {
+                    ("bytes" if key == "num_bytes" else key): value
+                    for key, value in asdict(t).items()
+                }
                 for t in self.largest
             ],
             "num_parameters": self.num_parameters,

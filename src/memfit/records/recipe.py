@@ -5,6 +5,7 @@ The field docstrings are the help texts of the command line.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from memfit.errors import BadInput
 from memfit.records.files import load_document, save_document
+from memfit.records.plain import from_plain
 
 KIND, VERSION = "recipe", 1
 
@@ -65,11 +67,13 @@ class Recipe:
             raise BadInput(
                 f"checkpointing is {self.checkpointing!r}: write none, full or every:N with N >= 1"
             )
-        for name, low in (("learning_rate", 0.0), ("weight_decay", 0.0)):
-            if not getattr(self, name) >= low:
-                raise BadInput(f"{name} is {getattr(self, name)}: it must be at least {low}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise BadInput(f"clip_norm is {self.clip_norm}: it must be above 0, or None")
+        for name in ("learning_rate", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadInput(
+                    f"{name} is {getattr(self, name)}: it must be 0 or above, and finite"
+                )
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise BadInput(f"clip_norm is {self.clip_norm}: it must be above 0 and finite, or None")
 
     @property
     def checkpoint_every(self) -> int | None:
@@ -100,4 +104,6 @@ class Recipe:
     @classmethod
     def load(cls, path: Path) -> Recipe:
         """Reads a recipe; raises BadInput or DamagedFile."""
-        return load_document(path, KIND, VERSION, lambda document: cls(**document["recipe"]))
+        return load_document(
+            path, KIND, VERSION, lambda document: from_plain(cls, document["recipe"])
+        )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from memfit.records.files import decode_column, encode_column, load_document, save_document
+from memfit.records.plain import from_plain
 
 KIND, VERSION = "replay", 1
 
@@ -35,7 +36,7 @@ class Replay:
 
     def __post_init__(self) -> None:
         curves = (self.requested, self.allocated, self.reserved)
-        if any(c.dtype.name != "int64" or c.shape != self.requested.shape for c in curves):
+        if any(c.dtype.name != "int64" or c.shape != (len(self.requested),) for c in curves):
             raise ValueError("the three curves must be int64 and of one length")
         if np.any(self.requested > self.allocated) or np.any(self.allocated > self.reserved):
             raise ValueError("requested <= allocated <= reserved does not hold")
@@ -94,9 +95,8 @@ class Replay:
     @classmethod
     def _from_document(cls, document: dict[str, Any]) -> Replay:
         encoded = document["columns"]
-        return cls(
-            allocator=document["allocator"],
-            requested=decode_column(encoded["requested"], "int64"),
-            allocated=decode_column(encoded["allocated"], "int64"),
-            reserved=decode_column(encoded["reserved"], "int64"),
-        )
+        curves = {
+            name: decode_column(encoded[name], "int64")
+            for name in ("requested", "allocated", "reserved")
+        }
+        return from_plain(cls, {"allocator": document["allocator"], **curves})

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import BadInput, DamagedFile
+from memfit.records.files import check_header, write_text
+from memfit.records.plain import from_plain
 
 KIND, VERSION = "runlog", 1
+_HEADER_ONLY = ("memfit", "version")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +80,6 @@ class RunLog:
 
     def save(self, path: Path, *, force: bool = False) -> None:
         """Writes the whole log as one file."""
-        from memfit.records.files import write_text
-
         text = self.header_line() + "".join(step_line(step) for step in self.steps)
         write_text(path, text, force=force)
 
@@ -86,37 +87,35 @@ class RunLog:
     def load(cls, path: Path) -> RunLog:
         """Reads a log, without a last line that was cut short.
 
-        A resumed run may have written a step again: the later line wins.
+        A resumed run may have written a step again: the later line wins.  To go on writing after
+        a line that was cut, save the loaded log first.
 
         Raises:
             BadInput: no such file, or not a run log.
             DamagedFile: a line other than the last is damaged, or it is from a newer memfit.
         """
         try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            first, *lines = path.read_bytes().splitlines(keepends=True) or [b""]
         except OSError as error:
             raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
         try:
-            header = json.loads(lines[0])
-            if header["memfit"] != KIND:
-                raise BadInput(f"{path} holds a {header['memfit']}, where a {KIND} is needed")
-            if header["version"] > VERSION:
-                raise DamagedFile(f"{path} was written by a newer memfit: upgrade memfit")
-            known = {key: header[key] for key in vars(cls(job="")) if key != "steps"}
-        except (IndexError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, BadInput):
-                raise
-            raise DamagedFile(f"{path} is not a whole run log: its first line is damaged") from error
+            header = json.loads(first)
+            check_header(path, header, KIND, VERSION)
+            log = from_plain(cls, {k: v for k, v in header.items() if k not in _HEADER_ONLY})
+        except BadInput:
+            raise
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DamagedFile(f"{path} is not a whole run log: line 1: {error}") from error
         steps: dict[int, StepRecord] = {}
-        for number, line in enumerate(lines[1:], start=2):
+        for number, line in enumerate(lines, start=2):
             try:
-                step = StepRecord(**json.loads(line))
-            except (ValueError, TypeError) as error:
-                if number == len(lines) and not line.endswith("\n"):
+                step = from_plain(StepRecord, json.loads(line))
+            except (ValueError, TypeError, RecursionError) as error:
+                if number == len(lines) + 1 and not line.endswith(b"\n"):
                     break
                 raise DamagedFile(f"{path} is damaged in line {number}: {error}") from error
             steps[step.step] = step
-        return cls(**known, steps=tuple(steps[number] for number in sorted(steps)))
+        return replace(log, steps=tuple(steps[number] for number in sorted(steps)))
 
 
 def step_line(step: StepRecord) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from memfit.records.files import decode_column, encode_column, load_document, save_document
+from memfit.records.plain import from_plain
 
 KIND, VERSION = "timeline", 1
 
@@ -104,6 +105,8 @@ class Timeline:
                     raise ValueError(
                         f"column {name} is {column.dtype}{column.shape}, not {dtype}({length},)"
                     )
+        if self.names[:1] != ("",):
+            raise ValueError("names must begin with the empty string, which stands for unknown")
         for name, limit in (
             ("phases", len(PHASES)),
             ("categories", len(CATEGORIES)),
@@ -145,7 +148,8 @@ class Timeline:
     def deltas(self) -> np.ndarray:
         """(E,) int64: signed bytes of each event."""
         sizes = self.num_bytes[np.abs(self.events) - 1]
-        return np.where(self.events > 0, sizes, -sizes)
+        deltas: np.ndarray = np.where(self.events > 0, sizes, -sizes)
+        return deltas
 
     def curve(self) -> np.ndarray:
         """(E,) int64: live requested bytes after each event."""
@@ -209,9 +213,5 @@ class Timeline:
             name: decode_column(encoded[name], dtype)
             for name, dtype in (_EVENT_COLUMNS | _BLOCK_COLUMNS).items()
         }
-        return cls(
-            device=document["device"],
-            names=tuple(document["names"]),
-            facts=document["facts"],
-            **columns,
-        )
+        others = {key: document[key] for key in ("device", "facts")}
+        return from_plain(cls, {"names": tuple(document["names"]), **others, **columns})

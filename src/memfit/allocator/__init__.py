@@ -1,0 +1,1 @@
+"""What a memory allocator makes of a Timeline. No torch."""

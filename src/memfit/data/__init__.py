@@ -1,0 +1,1 @@
+"""Text on disk to batches of token ids."""

@@ -1,0 +1,1 @@
+"""Which device a run must fit into: a catalog of cards, and this machine."""

@@ -1,0 +1,1 @@
+"""Jobs ready to run: the built-in GPT, Hugging Face configurations, presets, the user's files."""

@@ -1,0 +1,1 @@
+"""Records the memory of real runs as a Timeline."""

@@ -1,0 +1,1 @@
+"""What the stages hand each other: frozen dataclasses that can be saved. No torch."""

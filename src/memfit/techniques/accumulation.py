@@ -1,0 +1,50 @@
+"""Gradient accumulation: one optimizer step over several micro-batches.
+
+The loader gives the whole batch of a step and the step slices it, so the size of a micro-batch
+changes neither the order of the data nor the result.  Losses are added up as sums and the
+gradients divided once by the number of target tokens of the whole step: not a mean of means,
+which weighs the tokens of sparse micro-batches more (Hugging Face transformers #34191).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from memfit.errors import BadInput
+
+
+def num_samples(batch: Any) -> int:
+    """Dim 0 of the batch's tensors.
+
+    Raises:
+        BadInput: it holds no tensor, or its tensors disagree.
+    """
+    sizes = {leaf.shape[0] for leaf in pytree.tree_leaves(batch) if _is_sampled(leaf)}
+    if len(sizes) != 1:
+        raise BadInput(
+            f"a batch's tensors must agree in dim 0, the sample; found sizes {sorted(sizes)}"
+        )
+    return int(sizes.pop())
+
+
+def micro_batches(batch: Any, batch_size: int) -> Iterator[tuple[Any, int]]:
+    """``(views of up to batch_size samples, how many)``; the last may be shorter."""
+    total = num_samples(batch)
+    for start in range(0, total, batch_size):
+        count = min(batch_size, total - start)
+        if count == total:
+            yield batch, count
+        else:
+            yield pytree.tree_map(lambda leaf: _slice(leaf, start, count), batch), count  # noqa: B023
+
+
+def _is_sampled(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0
+
+
+def _slice(leaf: Any, start: int, count: int) -> Any:
+    return leaf.narrow(0, start, count) if _is_sampled(leaf) else leaf

@@ -1,0 +1,122 @@
+"""Calls: what distinguishes one call of an op from another, as far as memory goes.
+
+A :class:`Call` holds the op and its arguments without their data.  Two calls with equal keys ask
+for the same memory, so scratch is looked up, computed or learnt once per key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memfit.tracing.memory import storage_address
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor without its data."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+    storage: int
+    """Number of its storage among the storages of the call, in order of appearance."""
+
+    @property
+    def extent_bytes(self) -> int:
+        """Bytes from the start of the storage to the end of the tensor's last element."""
+        if 0 in self.shape:
+            return 0
+        last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        return (self.offset + last + 1) * self.dtype.itemsize
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the elements, as if contiguous."""
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op and its arguments, tensors replaced by their specs.
+
+    ``args`` holds numbers, strings, dtypes, None, :class:`TensorSpec`, and tuples of those;
+    ``kwargs`` is a tuple of (name, argument).  A Python number in the place of a tensor is a
+    scalar that PyTorch has wrapped.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+    def tensors(self) -> list[TensorSpec]:
+        """The tensor arguments in order, those inside lists included."""
+        found: list[TensorSpec] = []
+        _collect(self.args, found)
+        _collect(tuple(value for _, value in self.kwargs), found)
+        return found
+
+    def argument(self, position: int, default: Any = None) -> Any:
+        """The positional argument, or ``default`` when the call leaves it out."""
+        return self.args[position] if position < len(self.args) else default
+
+
+def describe(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """The call of ``op`` with these arguments, without their data."""
+    storages: dict[int, int] = {}
+
+    def strip(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            number = storages.setdefault(storage_address(value), len(storages))
+            offset = int(value.storage_offset())
+            return TensorSpec(tuple(value.shape), value.stride(), value.dtype, offset, number)
+        if isinstance(value, (list, tuple)):
+            return tuple(strip(item) for item in value)
+        if isinstance(value, torch.Generator):
+            return None
+        return value
+
+    return Call(
+        op.name(),
+        tuple(strip(value) for value in args),
+        tuple((name, strip(value)) for name, value in kwargs.items()),
+    )
+
+
+def rebuild(call: Call, make: Callable[[TensorSpec], torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+    """The call's arguments with each spec replaced by ``make(spec)``."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, TensorSpec):
+            return make(value)
+        if isinstance(value, tuple):
+            return [fill(item) for item in value]
+        return value
+
+    return [fill(value) for value in call.args], {name: fill(v) for name, v in call.kwargs}
+
+
+def call_below(op: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Calls ``op`` below autograd and autocast, which have had their say where a trace stands."""
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+        return op(*args, **kwargs)
+
+
+def _collect(values: tuple[Any, ...], found: list[TensorSpec]) -> None:
+    for value in values:
+        if isinstance(value, TensorSpec):
+            found.append(value)
+        elif isinstance(value, tuple):
+            _collect(value, found)

@@ -1,0 +1,351 @@
+"""Runs PyTorch ops without data, through PyTorch's own CPU dispatch.
+
+Every op of the tracing thread passes through a fallback kernel on the ``Fake`` dispatch key, which
+PyTorch keeps for out-of-tree tensors of this sort: it lies below autograd, autocast and the
+decompositions, and above the kernels.  Tensors stay plain ``torch.Tensor`` objects of the CPU and
+no mode is active, so C++ takes the branches it takes in the real run: gradients accumulate in
+place, dropout, attention and autocast choose their CPU forms, and references are counted alike.
+
+Small tensors that depend on no data (positions, masks, step counters, token ids) are real, so that
+code may read them.  All others have no memory behind them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from memfit.devices.cpu_allocations import close_mark, open_mark
+from memfit.errors import BadInput, MemfitError
+from memfit.tracing.calls import Call, call_below, describe
+from memfit.tracing.log import Block, Died, Log, PhaseSpan, Ran, Use
+from memfit.tracing.memory import VirtualMemory, storage_address
+from memfit.tracing.modules import ModulePaths
+from memfit.tracing.shapes import Fresh, Outputs, infer_outputs
+
+_FAKE = torch._C._dispatch_key_parse("Fake")
+_FAKE_SET = torch._C.DispatchKeySet(_FAKE)
+
+_REAL_FLOATS = 4096
+_REAL_INTEGERS = 1 << 22
+"""Elements up to which a tensor that depends on no data gets real values."""
+
+_NOT_OPS = {"prim", "profiler"}
+"""Namespaces of questions and marks, which take no memory."""
+
+_LOSS_OPS = {
+    "aten::_log_softmax",
+    "aten::binary_cross_entropy",
+    "aten::binary_cross_entropy_with_logits",
+    "aten::mse_loss",
+}
+"""Ops whose first argument is what a loss is computed from: blocks of its size are its logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the schema of an op says."""
+
+    written: tuple[tuple[int, str], ...]
+    """(position, name) of the arguments it writes."""
+
+    returns_written: bool
+
+
+class Dispatch:
+    """A context in which this thread's ops run without data and are logged.
+
+    Raises:
+        MemfitError: on entry, when another trace is running in this process.
+    """
+
+    _active: Dispatch | None = None
+
+    def __init__(self, log: Log, modules: ModulePaths) -> None:
+        self.log = log
+        self.unknown_reads: dict[str, int] = {}
+        self._modules = modules
+        self._memory = VirtualMemory()
+        self._blocks: dict[int, int] = {}
+        self._tainted: set[int] = set()
+        self._kinds: dict[torch._ops.OpOverload, _Kind] = {}
+        self._outputs: dict[int, Outputs] = {}
+        self._closed = False
+        self._marks = 0
+        self._loss_numel = 0
+
+    def __enter__(self) -> Dispatch:
+        if Dispatch._active is not None:
+            raise MemfitError("a trace is running in this process: one at a time")
+        Dispatch._active = self
+        self._libraries = [torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")]
+        self._libraries[0].fallback(self._run, "Fake")
+        for name in _view_ops():
+            self._libraries[1].impl(name, torch.library.fallthrough_kernel, "Fake")
+        self._include = torch._C._IncludeDispatchKeyGuard(_FAKE)
+        self._include.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._include.__exit__(*exception)
+        for library in self._libraries:
+            library._destroy()
+        self._closed = True
+        Dispatch._active = None
+
+    # ------------------------------------------------------------------ what the tracer asks
+
+    def begin_phase(self, name: str, step: int) -> None:
+        """What follows belongs to this phase of this step."""
+        self.log.phases.append(PhaseSpan(name, step))
+        self._loss_numel = 0
+
+    def use(self, tensors: list[torch.Tensor], use: Use) -> None:
+        """Says what the blocks behind these tensors are."""
+        for tensor in tensors:
+            block = self._blocks.get(storage_address(tensor))
+            if block is not None:
+                self.log.blocks[block].use = use
+
+    # ------------------------------------------------------------------ the fallback kernel
+
+    def _run(self, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+        self._open_mark()
+        with torch._C._ExcludeDispatchKeyGuard(_FAKE_SET):
+            result = self._simulate(op, args, kwargs)
+        close_mark()
+        return result
+
+    def _open_mark(self) -> None:
+        open_mark()
+        self._marks += 1
+
+    def _simulate(
+        self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if op.namespace in _NOT_OPS:
+            return op(*args, **kwargs)
+        name = op.name().partition(".")[0]
+        special = _SPECIAL.get(name)
+        if special is not None:
+            result = special(self, op, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        kind = self._kind(op)
+        call = describe(op, args, kwargs)
+        call_number = self.log.calls.setdefault(call, len(self.log.calls))
+        ran = Ran(
+            call_number,
+            [],
+            len(self.log.phases) - 1,
+            self._marks,
+            name,
+            self._modules.current(),
+            {},
+            self._modules.in_forward,
+        )
+        self.log.entries.append(ran)
+        if name in _LOSS_OPS:
+            self._note_loss(call)
+        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if self._is_known(op, kind, call, inputs):
+            result = call_below(op, args, kwargs)
+            if not kind.returns_written:
+                self._adopt(result, ran)
+            return result
+        if kind.written:
+            written = [_argument(args, kwargs, position, key) for position, key in kind.written]
+            for tensor in pytree.tree_leaves(written):
+                if isinstance(tensor, torch.Tensor):
+                    self._tainted.add(storage_address(tensor))
+            if kind.returns_written:
+                return written[0] if len(op._schema.returns) == 1 else tuple(written)
+            if not op._schema.returns:
+                return None
+        return self._make(op, call, ran)
+
+    def _make(self, op: torch._ops.OpOverload, call: Call, ran: Ran) -> Any:
+        """The outputs of a call, in storages without memory."""
+        outputs = self._infer(op, call)
+        leaves = []
+        for leaf in outputs.leaves:
+            leaves.append(self._make_tensor(leaf, ran) if isinstance(leaf, Fresh) else leaf)
+        return pytree.tree_unflatten(leaves, outputs.tree)
+
+    def _is_known(
+        self, op: torch._ops.OpOverload, kind: _Kind, call: Call, inputs: list[torch.Tensor]
+    ) -> bool:
+        """Whether the op can run for real: small, and fed by nothing without data."""
+        if any(self._is_unknown(tensor) for tensor in inputs):
+            return False
+        if not all(_is_small(tensor.numel(), tensor.dtype) for tensor in inputs):
+            return False
+        if kind.written:
+            return True
+        try:
+            outputs = self._infer(op, call)
+        except (NotImplementedError, RuntimeError):
+            # The size depends on values: they are known and few, so run it.
+            return True
+        return all(
+            _is_small(leaf.num_bytes // leaf.dtype.itemsize, leaf.dtype) for leaf in outputs.fresh()
+        )
+
+    def _infer(self, op: torch._ops.OpOverload, call: Call) -> Outputs:
+        number = self.log.calls[call]
+        if number not in self._outputs:
+            self._outputs[number] = infer_outputs(op, call)
+        return self._outputs[number]
+
+    def _make_tensor(self, leaf: Fresh, ran: Ran) -> torch.Tensor:
+        if leaf.num_bytes == 0:
+            ran.blocks.append(self._new_block(leaf.size, leaf.dtype, 0, ran))
+            return torch.empty_strided(leaf.size, leaf.stride, dtype=leaf.dtype)
+        tensor = self._memory.tensor(
+            leaf.size, leaf.stride, leaf.dtype, leaf.num_bytes, self._freed
+        )
+        number = self._new_block(leaf.size, leaf.dtype, leaf.num_bytes, ran)
+        self._blocks[storage_address(tensor)] = number
+        ran.blocks.append(number)
+        return tensor
+
+    def _adopt(self, result: Any, ran: Ran) -> None:
+        """Logs the tensors that a real run of an op made."""
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                address = storage_address(tensor)
+                num_bytes = tensor.numel() * tensor.element_size()
+                number = self._new_block(list(tensor.shape), tensor.dtype, num_bytes, ran)
+                ran.blocks.append(number)
+                if num_bytes:
+                    ran.real[address] = self._blocks[address] = number
+                    self._tainted.discard(address)
+
+    def _new_block(self, size: list[int], dtype: torch.dtype, num_bytes: int, ran: Ran) -> int:
+        name = f"{str(dtype).removeprefix('torch.')}{size}"
+        block = Block(num_bytes, ran.op, ran.module, name, num_bytes // dtype.itemsize)
+        if block.numel == self._loss_numel:
+            block.use = Use.LOSS
+        self.log.blocks.append(block)
+        return len(self.log.blocks) - 1
+
+    def _freed(self, address: int) -> None:
+        number = self._blocks.pop(address)
+        self._tainted.discard(address)
+        if not self._closed:
+            self._open_mark()
+            self.log.entries.append(Died(number, len(self.log.phases) - 1, self._marks))
+            close_mark()
+
+    def _is_unknown(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's values depend on data that a trace does not have."""
+        address = storage_address(tensor)
+        return address in self._memory or address in self._tainted
+
+    def _note_loss(self, call: Call) -> None:
+        """Blocks as large as the logits, until this phase ends, are the loss's."""
+        self._loss_numel = numel = call.tensors()[0].numel
+        for number in self._blocks.values():
+            block = self.log.blocks[number]
+            if block.numel == numel and block.use is Use.UNKNOWN:
+                block.use = Use.LOSS
+
+    def _kind(self, op: torch._ops.OpOverload) -> _Kind:
+        kind = self._kinds.get(op)
+        if kind is None:
+            schema = op._schema
+            written = tuple(
+                (position, argument.name)
+                for position, argument in enumerate(schema.arguments)
+                if argument.alias_info is not None and argument.alias_info.is_write
+            )
+            returned = [value.alias_info is not None for value in schema.returns]
+            kind = _Kind(written, bool(returned) and all(returned))
+            self._kinds[op] = kind
+        return kind
+
+
+def _is_small(numel: int, dtype: torch.dtype) -> bool:
+    return numel <= (_REAL_FLOATS if dtype.is_floating_point else _REAL_INTEGERS)
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if position < len(args) else kwargs.get(name)
+
+
+_UNSAFE_VIEWS = {"aten::_unsafe_view", "aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes"}
+"""Ops that return views and do not say so, for autograd's sake."""
+
+_VIEWS: list[str] = []
+
+
+def _view_ops() -> list[str]:
+    """Ops that return views and write nothing: they take no memory, and need no Python."""
+    if not _VIEWS:
+        for name in torch._C._dispatch_get_all_op_names():
+            if not name.startswith("aten::"):
+                continue
+            base, _, overload = name.partition(".")
+            schema = torch._C._get_schema(base, overload)
+            writes = any(a.alias_info and a.alias_info.is_write for a in schema.arguments)
+            aliases = any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
+            if (aliases and not writes) or name in _UNSAFE_VIEWS:
+                _VIEWS.append(name.removeprefix("aten::"))
+    return _VIEWS
+
+
+# ---------------------------------------------------------------------- ops that read values
+
+Special = Callable[[Dispatch, torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _read_scalar(
+    dispatch: Dispatch, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``.item()``: the value where it is known; else 1.0, 1 or False, and the line is noted."""
+    tensor = args[0]
+    if not dispatch._is_unknown(tensor):
+        return call_below(op, args, kwargs)
+    line = _user_line()
+    dispatch.unknown_reads[line] = dispatch.unknown_reads.get(line, 0) + 1
+    if tensor.dtype is torch.bool:
+        return False
+    return 1.0 if tensor.dtype.is_floating_point else 1
+
+
+def _refuse_unknown_values(
+    dispatch: Dispatch, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """An op whose result's size depends on values: fine where they are known."""
+    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    if not any(dispatch._is_unknown(tensor) for tensor in tensors):
+        return NotImplemented
+    raise BadInput(
+        f"{_user_line()}: {op.name()} gives a result whose size depends on values that a "
+        "prediction does not have; compute it from the inputs, or write it with torch.where"
+    )
+
+
+_SPECIAL: dict[str, Special] = {
+    "aten::_local_scalar_dense": _read_scalar,
+    "aten::nonzero": _refuse_unknown_values,
+    "aten::masked_select": _refuse_unknown_values,
+    "aten::_unique2": _refuse_unknown_values,
+    "aten::unique_dim": _refuse_unknown_values,
+}
+
+
+def _user_line() -> str:
+    """``file.py:12`` of the innermost frame outside torch and memfit's tracing."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        filename = frame.f_code.co_filename
+        if "/torch/" not in filename and "/memfit/tracing/" not in filename:
+            break
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,78 @@
+"""Which module an op belongs to: by name in the forward pass, and by autograd node in backward.
+
+Modules are watched through PyTorch's global forward hooks.  Autograd numbers its nodes as they
+are made, so remembering which module was running when a number was given out tells, in backward,
+whose gradient a node computes.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+
+class ModulePaths:
+    """A context that follows the running module.  Names are known once ``name_modules`` ran."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._stack: list[str] = []
+        self._starts: list[int] = [0]
+        self._owners: list[str] = [""]
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> ModulePaths:
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def name_modules(self, model: nn.Module) -> None:
+        """Learns the paths of the model's modules."""
+        self._names = {id(module): name for name, module in model.named_modules()}
+
+    @property
+    def in_forward(self) -> bool:
+        """Whether a module's forward is running, in a recomputation too."""
+        return bool(self._stack)
+
+    def current(self) -> str:
+        """The path of the module that the current op serves; empty outside any."""
+        if self._stack:
+            return self._stack[-1]
+        if torch._C._current_graph_task_id() == -1:
+            return ""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        return self._owners[bisect.bisect_right(self._starts, node._sequence_nr()) - 1]
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        inherited = self._stack[-1] if self._stack else ""
+        self._stack.append(self._names.get(id(module), inherited))
+        self._note()
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._stack.pop()
+        self._note()
+
+    def _note(self) -> None:
+        number = torch._C._autograd._get_sequence_nr()
+        owner = self._stack[-1] if self._stack else ""
+        if number == self._starts[-1]:
+            self._owners[-1] = owner
+        else:
+            self._starts.append(number)
+            self._owners.append(owner)

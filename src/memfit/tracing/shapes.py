@@ -1,0 +1,100 @@
+"""What an op returns, without running it: shapes, strides and dtypes from PyTorch's meta kernels.
+
+The meta kernels describe what CUDA would give in a few places where the CPU differs; those are
+corrected here, and a test compares every op of the tested models with the real kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from memfit.tracing.calls import Call, TensorSpec, call_below, rebuild
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """An output in a storage of its own."""
+
+    size: list[int]
+    stride: list[int]
+    dtype: torch.dtype
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a call returns: leaves are :class:`Fresh`, or plain values."""
+
+    leaves: list[Any]
+    tree: pytree.TreeSpec
+
+    def fresh(self) -> list[Fresh]:
+        """The outputs that need memory, in order."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, Fresh)]
+
+
+def infer_outputs(op: torch._ops.OpOverload, call: Call) -> Outputs:
+    """Runs the op's meta kernel on the call's shapes.
+
+    Raises:
+        NotImplementedError, RuntimeError: the op has no meta kernel, or refuses these arguments.
+    """
+    metas: list[torch.Tensor] = []
+
+    def to_meta(spec: TensorSpec) -> torch.Tensor:
+        # A CPU scalar keeps its device: meta kernels allow a 0-d CPU tensor among others.
+        meta = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
+        metas.append(meta)
+        return meta
+
+    args, kwargs = rebuild(call, to_meta)
+    if "device" in kwargs or any(argument.name == "device" for argument in op._schema.arguments):
+        kwargs["device"] = torch.device("meta")
+    result = call_below(op, args, kwargs)
+    leaves, tree = pytree.tree_flatten(result)
+    inputs = {meta.untyped_storage()._cdata for meta in metas}
+    described = [_describe(leaf, inputs, op) for leaf in leaves]
+    return Outputs(_correct_for_cpu(call, described), tree)
+
+
+def _describe(leaf: Any, inputs: set[int], op: torch._ops.OpOverload) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    storage = leaf.untyped_storage()
+    if storage._cdata in inputs:
+        raise NotImplementedError(f"{op} returns one of its arguments; memfit cannot trace that")
+    return Fresh(list(leaf.shape), list(leaf.stride()), leaf.dtype, storage.nbytes())
+
+
+_NORMS = {"aten::native_layer_norm": 2, "aten::native_batch_norm": 1, "aten::native_group_norm": 1}
+"""Norms, and where their weight stands among the arguments."""
+
+
+def _correct_for_cpu(call: Call, leaves: list[Any]) -> list[Any]:
+    """Mixed precision norms: the CPU keeps mean and rstd in the weight's dtype, fp32.
+
+    Source: aten/src/ATen/native/layer_norm.cpp (layer_norm_cpu: param_scalar_type) and
+    aten/src/ATen/native/mixed_data_type.h; the meta kernels give the input's dtype.
+    """
+    position = _NORMS.get(call.op)
+    if position is None:
+        return leaves
+    weight, data = call.argument(position), call.argument(0)
+    if not isinstance(weight, TensorSpec) or weight.dtype == data.dtype:
+        return leaves
+    stats = [
+        Fresh(leaf.size, leaf.stride, weight.dtype, _numel(leaf.size) * weight.dtype.itemsize)
+        for leaf in leaves[1:]
+    ]
+    return [leaves[0], *stats]
+
+
+def _numel(size: list[int]) -> int:
+    count = 1
+    for extent in size:
+        count *= extent
+    return count

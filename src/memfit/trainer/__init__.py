@@ -1,0 +1,1 @@
+"""Runs a job for real: the loop, its schedule, its evaluation and its saved state."""

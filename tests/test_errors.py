@@ -32,7 +32,9 @@ def test_what_a_user_can_cause_is_also_the_error_that_python_has_for_it() -> Non
 
 
 def test_an_unknown_name_offers_the_nearest_ones_nearest_first() -> None:
-    error = UnknownName("GPU", "RTX4090", ["h100-80gb", "rtx-3090", "rtx-4090"], "see `memfit gpus`")
+    error = UnknownName(
+        "GPU", "RTX4090", ["h100-80gb", "rtx-3090", "rtx-4090"], "see `memfit gpus`"
+    )
 
     assert error.nearest == ["rtx-4090", "rtx-3090"]
     assert str(error) == (

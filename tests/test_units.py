@@ -27,7 +27,9 @@ def test_a_size_is_read_exactly(text: str, num_bytes: int) -> None:
     assert parse_size(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1,5g", "24 Gib it", "1e3", "1.g", "nan", "24Gbit"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1GiB", "1,5g", "24 Gib it", "1e3", "1.g", "nan", "24Gbit"]
+)
 def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadInput, match=r"is not a size: write for example 24GiB, 24GB or 1\.5g"):
         parse_size(text)

@@ -59,7 +59,7 @@ def test_a_disk_that_fills_up_in_the_middle_leaves_the_old_file(tmp_path: Path) 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with pytest.raises(BadInput, match="cannot write .*: File too large"):
+        with pytest.raises(BadInput, match=r"cannot write .*: File too large"):
             write_text(path, "x" * 100_000, force=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -68,9 +68,13 @@ def test_a_disk_that_fills_up_in_the_middle_leaves_the_old_file(tmp_path: Path) 
 
 
 def test_an_interrupt_leaves_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "x", force=False) as temporary:
-        temporary.write_text("half")
-        raise KeyboardInterrupt
+    def write_half() -> None:
+        with replacing(tmp_path / "x", force=False) as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
 
     assert list(tmp_path.iterdir()) == []
 
@@ -79,7 +83,9 @@ def test_a_file_is_not_overwritten_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     write_text(path, "first")
 
-    with pytest.raises(BadInput, match=r"exists: choose another name, or overwrite it with --force"):
+    with pytest.raises(
+        BadInput, match=r"exists: choose another name, or overwrite it with --force"
+    ):
         write_text(path, "second")
     assert path.read_text() == "first"
 

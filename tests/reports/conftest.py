@@ -208,9 +208,7 @@ def renamed(prediction: Prediction, old: str, new: str) -> Prediction:
     return replace(
         prediction,
         timeline=replace(prediction.timeline, names=names),
-        largest=tuple(
-            replace(t, module=new) if t.module == old else t for t in prediction.largest
-        ),
+        largest=tuple(replace(t, module=new) if t.module == old else t for t in prediction.largest),
     )
 
 

@@ -136,8 +136,9 @@ class Block(nn.Module):
         self.mlp = MLP(config.dim)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        mixed: Tensor = x + self.attention(norm(x), cos, sin)
-        return mixed + self.mlp(norm(mixed))
+        x = x + self.attention(norm(x), cos, sin)
+        y: Tensor = x + self.mlp(norm(x))
+        return y
 
 
 class Attention(nn.Module):
@@ -167,8 +168,8 @@ class Attention(nn.Module):
             is_causal=True,
             enable_gqa=self.shares_kv,
         )
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))  # (B, T, C)
-        return out
+        joined: Tensor = self.out(y.transpose(1, 2).flatten(2))  # (B, T, C)
+        return joined
 
 
 class MLP(nn.Module):
@@ -181,8 +182,8 @@ class MLP(nn.Module):
         nn.init.zeros_(self.narrow.weight)  # a new block changes nothing
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.narrow(F.relu(self.widen(x)).square())
-        return out
+        y: Tensor = self.narrow(F.relu(self.widen(x)).square())
+        return y
 
 
 class Linear(nn.Linear):

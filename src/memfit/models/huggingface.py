@@ -32,8 +32,6 @@ SUPPORTED = "memfit trains masked and causal language models and image classifie
 
 _FOR_THE_RECIPE_TO_SAY = frozenset(
     {
-        "dtype",
-        "torch_dtype",
         "gradient_checkpointing",
         "quantization_config",
         "attn_implementation",
@@ -91,7 +89,9 @@ def job_from_config(
     with _blaming(name), _sealed():
         config = _config({**fields, "architectures": [architecture]})
         if vocab_size is not None:
-            _set_vocab_size(config, vocab_size, name)
+            if not task.reads_tokens:
+                raise BadInput(f"{name} reads images: no vocabulary can be set to {vocab_size}")
+            _set_vocab_size(config.get_text_config(), vocab_size)
         return task.job(config, partial(_build, task.auto_class, config, name), name)
 
 
@@ -156,6 +156,7 @@ class _Task:
     auto_class: str
     mapping: str
     job: Callable[[Any, Callable[[], nn.Module], str], Job]
+    reads_tokens: bool = True
 
     def architectures(self) -> dict[str, list[str]]:
         """Model type -> names of its classes that have this objective."""
@@ -180,6 +181,7 @@ _TASKS = (  # of a type that has several, the first is its usual one
         "AutoModelForImageClassification",
         "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
         _image_job,
+        reads_tokens=False,
     ),
 )
 
@@ -272,13 +274,10 @@ def _blaming(name: str) -> Iterator[None]:
         ) from error
 
 
-def _set_vocab_size(config: Any, vocab_size: int, name: str) -> None:
-    text = config.get_text_config()
-    if not hasattr(text, "vocab_size"):
-        raise BadInput(f"{name} has no vocabulary, so its size cannot be set to {vocab_size}")
-    text.vocab_size = vocab_size
-    if getattr(text, "pad_token_id", None) is not None and text.pad_token_id >= vocab_size:
-        text.pad_token_id = None
+def _set_vocab_size(config: Any, vocab_size: int) -> None:
+    config.vocab_size = vocab_size
+    if (config.pad_token_id or 0) >= vocab_size:
+        config.pad_token_id = None
 
 
 def _usual_seq_len(config: Any, *, at_most: int) -> int:

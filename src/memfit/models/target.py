@@ -64,8 +64,9 @@ def _from_file(path: Path, name: str) -> Job:
             found = found()
     if not isinstance(found, Job):
         raise BadInput(
-            f"{name} in {path} gives a {type(found).__name__}, not a memfit.Job: write a Job, or "
-            "a function without arguments that returns one"
+            f"{path}:{name} is not a memfit.Job (it gives a value of type "
+            f"{type(found).__name__}): write a Job, or a function without arguments that returns "
+            "one"
         )
     return found
 

@@ -113,8 +113,8 @@ def _ceiling(prediction: Prediction) -> dict[str, Any] | None:
     room = prediction.budget_bytes - outside
     if room <= 0:
         return None
-    less = f" less {format_size(outside)} outside the allocator" if outside else ""
-    return {"bytes": room, "label": f"budget {format_size(prediction.budget_bytes)}{less}"}
+    label = f"budget leaves {format_size(room)}" if outside else f"budget {format_size(room)}"
+    return {"bytes": room, "label": label, "outside_bytes": outside}
 
 
 def _finite(number: float | None) -> float | None:

@@ -7,6 +7,7 @@ the peak is exact; a short curve is kept whole.  E is the number of events.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ def extremes(curve: np.ndarray, num_buckets: int = NUM_BUCKETS) -> np.ndarray:
         return np.arange(length)
     edges = np.linspace(0, length, num_buckets + 1).astype(np.int64)
     kept = [0, length - 1]
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+    for start, stop in itertools.pairwise(edges):
         bucket = curve[start:stop]
         kept += [int(start + bucket.argmin()), int(start + bucket.argmax())]
     return np.unique(kept)
@@ -62,7 +63,7 @@ def phase_spans(timeline: Timeline) -> list[Span]:
     edges = [0, *map(int, changes), len(phases)]
     return [
         Span(PHASES[phases[start]], int(steps[start]), start, stop)
-        for start, stop in zip(edges[:-1], edges[1:], strict=True)
+        for start, stop in itertools.pairwise(edges)
         if start < stop
     ]
 

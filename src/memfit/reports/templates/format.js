@@ -21,10 +21,13 @@ memfit.count = (number) => number.toLocaleString("en-US");
 /* Ticks of a memory axis from 0 to `top` bytes: 1, 2, 2.5 or 5 times a power of ten of one unit. */
 memfit.ticks = (top, wanted) => {
   const [unit, name] = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]]
-    .find(([one]) => top >= 2 * one) ?? [1, "B"];
+    .find(([one]) => top >= one) ?? [1, "B"];
   const rough = top / unit / wanted, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((digit) => digit * power).find((size) => size >= rough);
   const values = [];
   for (let k = 0; k * step * unit <= top; k++) values.push(Number((k * step).toPrecision(6)));
-  return { tickvals: values.map((value) => value * unit), ticktext: values.map((value) => value === 0 ? "0" : `${value} ${name}`) };
+  return {
+    tickvals: values.map((value) => value * unit),
+    ticktext: values.map((value) => (value === 0 ? "0" : `${value} ${name}`)),
+  };
 };

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from memfit.errors import BadInput
@@ -176,6 +177,17 @@ def test_the_loss_is_the_sum_over_targets_shifted_by_one() -> None:
     expected = -sum(log_probs[b, t, batch[b, t + 1]] for b in range(3) for t in range(5))
     torch.testing.assert_close(loss_sum, expected)
     assert num_targets == 15
+
+
+def test_building_and_training_do_not_depend_on_the_values_of_a_tensor() -> None:
+    # Fake tensors have none, and say so when asked.
+    with FakeTensorMode():
+        job = gpt_job(SMALL)
+        model = job.model()
+        loss_sum, _ = job.loss(model, job.batch(2, 8))
+        loss_sum.backward()
+
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(

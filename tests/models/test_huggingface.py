@@ -190,6 +190,12 @@ def test_techniques_in_a_configuration_are_left_to_the_recipe() -> None:
     assert "kernels-community" not in str(model.config._experts_implementation)
 
 
+def test_naming_published_weights_fetches_nothing() -> None:
+    job = job_from_config({**LLAMA, "_name_or_path": "meta-llama/Llama-3.2-1B"})
+
+    assert type(job.model()).__name__ == "LlamaForCausalLM"
+
+
 def test_code_of_its_own_is_refused(tmp_path: Path) -> None:
     (tmp_path / "modeling.py").write_text("raise SystemExit('this must not run')")
     config = {**LLAMA, "auto_map": {"AutoModelForCausalLM": "modeling.Model"}}

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from memfit.models.objectives import (
@@ -74,3 +75,21 @@ def test_an_image_batch_ignores_the_sequence_length() -> None:
     assert batch["pixel_values"].shape == (64, 3, 8, 4)
     assert set(batch["labels"].tolist()) == set(range(5))
     assert image_loss(torch.zeros(64, 5), batch["labels"])[1] == 64
+
+
+def test_no_batch_and_no_loss_depends_on_the_values_of_a_tensor() -> None:
+    # Fake tensors have none, and say so when asked.
+    with FakeTensorMode():
+        tokens = token_batch(30, 2, 20)
+        masked = masked_batch(30, 2, 20)
+        images = image_batch((3, 8, 8), 5, 2, 1)
+        logits = torch.randn(2, 20, 30, requires_grad=True)
+        losses = [
+            token_loss(logits, tokens[:, 1:]),
+            masked_loss(logits, masked["labels"]),
+            image_loss(torch.randn(2, 5, requires_grad=True), images["labels"]),
+        ]
+        for loss_sum, _ in losses:
+            loss_sum.backward()
+
+    assert [num_targets for _, num_targets in losses] == [40, 6, 2]

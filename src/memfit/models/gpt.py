@@ -5,8 +5,9 @@
 Positions enter through rotary embeddings of queries and keys (RoPE), which are then normalised
 (QK-norm).  Norms have no weights, linear layers no biases, the MLP squares a ReLU, embedding and
 head are not tied, and the logits are capped softly at +-15.  One number, the depth, sets every
-size.  Architecture, sizes and initialisation follow https://github.com/karpathy/nanochat
-(nanochat/gpt.py, October 2025); everything here is fp32, as precision is a matter of the recipe.
+size.  Layers and sizes are those of nanochat's first release, the initialisation that of its later
+ones (https://github.com/karpathy/nanochat, nanochat/gpt.py); all is fp32, as precision is a matter
+of the recipe.
 
 Letters of shapes: B samples, T tokens, C width, H query heads, G key/value heads, D channels of a
 head (H * D = C), V vocabulary.

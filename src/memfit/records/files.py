@@ -2,7 +2,7 @@
 
 A file is written to a temporary name beside its place and renamed, so a full disk or a kill
 leaves the old file or the new one, never half of one.  Columns (NumPy arrays) travel inside the
-JSON as base64 of zlib of their little-endian bytes: 100,000 events take well under a megabyte.
+JSON as base64 of zlib of their little-endian bytes: 100,000 events take about a megabyte.
 """
 
 from __future__ import annotations

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from memfit.devices.cpu_allocations import CpuAllocations
+from memfit.observer import Observer
 from memfit.records.timeline import Timeline
 from memfit.tracing.assemble import assemble
 from memfit.tracing.dispatch import Dispatch
@@ -19,22 +21,6 @@ from memfit.tracing.hidden.scratch import sequences_of
 from memfit.tracing.host import host_events
 from memfit.tracing.log import Log, Ran, Use
 from memfit.tracing.modules import ModulePaths
-
-
-class Observer(Protocol):
-    """What a run tells whoever watches its memory.  The run itself does not depend on it."""
-
-    def phase(self, name: str) -> None:
-        """A phase of PHASES begins."""
-
-    def step(self, number: int) -> None:
-        """Optimizer step ``number`` begins, counted from 1."""
-
-    def model(self, model: nn.Module) -> None:
-        """The model is built."""
-
-    def inputs(self, batch: Any) -> None:
-        """A batch is built."""
 
 
 def trace(
@@ -118,6 +104,10 @@ def _facts(dispatch: Dispatch) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }
+    transformers = sys.modules.get("transformers")
+    if transformers is not None:
+        facts["transformers"] = transformers.__version__
     if dispatch.unknown_reads:
-        facts["values read and answered with 1"] = ", ".join(sorted(dispatch.unknown_reads))
+        lines = ", ".join(sorted(dispatch.unknown_reads))
+        facts["unknown values read"] = f"{lines} (answered with 1.0, 1 or False)"
     return facts

@@ -31,7 +31,7 @@
   chart("comparison-chart", (box) => {
     const { predicted, measured, phases } = comparison;
     const range = [0, predicted.x.at(-1)];
-    const top = 1.08 * Math.max(...predicted.bytes, ...measured.bytes);
+    const top = 1.08 * Math.max(1, ...predicted.bytes, ...measured.bytes);
     const line = (name, { x, bytes }, style) =>
       curve(name, x, bytes, memfit.size, { line: { ...style, shape: "hv" } });
     memfit.draw(box, [
@@ -62,7 +62,7 @@
   chart("step-peak-chart", (box) => {
     const { peak, predicted_bytes: predicted, budget_bytes: budget } = training;
     const ends = [peak.x[0], peak.x.at(-1)];
-    const top = 1.08 * Math.max(...peak.bytes, predicted ?? 0, budget ?? 0);
+    const top = 1.08 * Math.max(1, ...peak.bytes, predicted ?? 0, budget ?? 0);
     const level = (name, bytes, line) =>
       bytes ? [curve(name, ends, [bytes, bytes], memfit.size, { line })] : [];
     memfit.draw(box, [

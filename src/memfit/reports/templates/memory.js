@@ -77,7 +77,8 @@
   });
 
   const draw = () => {
-    const highest = Math.max(...height.filter((_, i) => inside(data.x[i])));
+    const shown = height.filter((_, i) => data.x[i] <= range[1] && !(data.x[i + 1] <= range[0]));
+    const highest = Math.max(1, ...shown);
     /* A budget far above the curve would flatten it: the bar at the top of the page shows it. */
     const ceiling = data.ceiling?.bytes < 1.3 * highest ? data.ceiling : null;
     const top = 1.12 * Math.max(highest, ceiling?.bytes ?? 0);

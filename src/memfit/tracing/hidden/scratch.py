@@ -23,9 +23,13 @@ from memfit.records.files import write_text
 from memfit.tracing.calls import Call
 from memfit.tracing.hidden.cpu import formula
 from memfit.tracing.hidden.encoding import call_to_json
+from memfit.units import GiB
 from memfit.tracing.hidden.sequences import Give, Output, Sequence, Take, outputs_only
 
 VERSION = 1
+
+_LEARNT_AT_MOST = 2 * GiB
+"""A call on larger arguments is not run to learn from: predicting must not fill the memory."""
 
 
 def sequences_of(
@@ -51,6 +55,10 @@ def sequences_of(
     return [sequence for sequence in found if sequence is not None]
 
 
+def _extent_bytes(call: Call) -> int:
+    return sum(tensor.extent_bytes for tensor in call.tensors())
+
+
 def cache_folder() -> Path:
     """``$MEMFIT_CACHE``, or ``memfit`` in the user's cache folder."""
     own = os.environ.get("MEMFIT_CACHE")
@@ -67,9 +75,10 @@ def _learn_with_cache(
     keys = []
     for call in calls:
         try:
-            keys.append(json.dumps(call_to_json(call)))
+            key = json.dumps(call_to_json(call))
         except TypeError:
-            keys.append("")
+            key = ""
+        keys.append(key if _extent_bytes(call) <= _LEARNT_AT_MOST else "")
     unknown = [key for key in dict.fromkeys(keys) if key and key not in rows]
     if unknown:
         fresh = _learn(unknown, on_progress)

@@ -1,0 +1,62 @@
+# Every target sets itself up in .venv: git, make and Python are all that must be there.
+
+PYTHON ?= python3
+VENV ?= .venv
+MEMORY ?= 1.5GiB
+RUN ?= runs/demo
+
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.PHONY: help demo test check format benchmarks clean
+.NOTPARALLEL:
+
+help:
+	@echo "make demo        train a small GPT inside $(MEMORY), predicted and measured, and write a page"
+	@echo "make test        run the tests"
+	@echo "make check       lint, types, and who may import whom"
+	@echo "make format      format the code"
+	@echo "make benchmarks  print what the benchmarks measure"
+	@echo "make clean       remove what make has made, the demo's run included"
+
+demo: $(VENV)/.runtime
+	rm -rf $(RUN)
+	$(BIN)/python -m memfit train nanochat-d4 --data python --vocab-size 4096 --memory $(MEMORY) \
+		--out $(RUN) --html $(RUN)/report.html
+
+# One process a core of two; each is told not to start threads for the other's core.
+test: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+check: $(VENV)/.test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+benchmarks: $(VENV)/.test
+	$(BIN)/python benchmarks/records.py
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+# The stamps .runtime and .test say what is installed; .test has all that .runtime has.
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing memfit and what it needs into $(VENV): once, a minute or two"
+	$(INSTALL) --editable .
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing memfit, what it needs and the test tools into $(VENV): once, a minute or two"
+	$(INSTALL) --editable '.[test]'
+	touch $(VENV)/.runtime $@
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "memfit needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "Making a virtual environment in $(VENV)"
+	$(PYTHON) -m venv $(VENV)

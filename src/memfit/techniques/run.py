@@ -1,0 +1,48 @@
+"""A run, piece by piece: the model is built, steps are taken, the held-out part is evaluated.
+
+Prediction strings these pieces together over batches without data, training over real ones.  A
+batch lives exactly as long as the piece that needs it, in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memfit.job import Job
+from memfit.observer import Observer
+from memfit.records.recipe import Recipe
+from memfit.techniques.apply import Applied, EvalOutcome, StepOutcome, apply
+
+
+def build(job: Job, recipe: Recipe, observer: Observer) -> Applied:
+    """Applies the recipe to the job, watched."""
+    observer.phase("init")
+    applied = apply(job, recipe, on_phase=observer.phase)
+    observer.model(applied.model)
+    return applied
+
+
+def take_step(
+    applied: Applied, number: int, make_batch: Callable[[], Any], observer: Observer
+) -> StepOutcome:
+    """Makes the batch of step ``number``, counted from 1, and takes the step."""
+    observer.step(number)
+    batch = make_batch()
+    observer.inputs(batch)
+    return applied.step(batch)
+
+
+def evaluate(
+    applied: Applied, batches: list[Callable[[], Any]], observer: Observer
+) -> EvalOutcome:
+    """The loss over batches that are made one at a time, each of one micro-batch or less."""
+    loss_sum, num_targets = 0.0, 0
+    for make_batch in batches:
+        batch = make_batch()
+        observer.inputs(batch)
+        outcome = applied.step.evaluate(batch)
+        del batch
+        loss_sum += outcome.loss_sum
+        num_targets += outcome.num_targets
+    return EvalOutcome(loss_sum, num_targets)

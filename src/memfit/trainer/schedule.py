@@ -1,0 +1,60 @@
+"""Learning rate over a run: linear warm-up, then half a cosine down to a fraction of the peak.
+
+The cosine is that of Loshchilov & Hutter 2016, "SGDR: Stochastic Gradient Descent with Warm
+Restarts", eq. 5, without restarts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from memfit.errors import BadInput
+
+_MOST_WARMUP_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What the peak learning rate is multiplied by at each step.
+
+    Raises:
+        BadInput: a number is out of its range.
+    """
+
+    num_steps: int
+    """Optimizer steps of the whole run, at least 1."""
+
+    warmup_steps: int
+    """Steps over which the rate rises; the last of them has the peak rate.  0 for none."""
+
+    final_fraction: float = 0.1
+    """The factor of the last step, from 0 to 1."""
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise BadInput(f"a run of {self.num_steps} steps trains nothing: write at least 1")
+        if not 0 <= self.warmup_steps <= self.num_steps:
+            raise BadInput(
+                f"{self.warmup_steps} warm-up steps do not fit a run of {self.num_steps} steps: "
+                f"choose from 0 to {self.num_steps}"
+            )
+        if not 0 <= self.final_fraction <= 1:
+            raise BadInput(
+                f"final_fraction is {self.final_fraction}: it is a part of the peak rate, 0 to 1"
+            )
+
+    @classmethod
+    def for_steps(cls, num_steps: int) -> Schedule:
+        """Warm-up over the first tenth, rounded up, and over 100 steps at most."""
+        return cls(num_steps, min(_MOST_WARMUP_STEPS, -(-num_steps // 10)))
+
+    def factor(self, step: int) -> float:
+        """The factor of ``step``, counted from 1 to ``num_steps``."""
+        # Past the end the cosine would rise again.
+        assert 1 <= step <= self.num_steps, f"step {step} of {self.num_steps}"
+        if step <= self.warmup_steps:
+            return step / self.warmup_steps
+        progress = (step - self.warmup_steps) / (self.num_steps - self.warmup_steps)
+        height = (1 + math.cos(math.pi * progress)) / 2
+        return self.final_fraction + (1 - self.final_fraction) * height

@@ -1,0 +1,132 @@
+"""The tensors of a model and an optimizer in safetensors files.
+
+Both are written from where they lie and read back into where they belong, one at a time: neither
+way holds a second copy of the weights.  (A tensor that is not contiguous is copied to be saved.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+
+def model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Parameters and persistent buffers by name, and ``other name -> name`` of those that are tied.
+
+    A tensor with several names (GPT-2's embedding is its head) is listed under the first.
+    """
+    first_names: dict[object, str] = {}
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        first = first_names.setdefault(_place(tensor), name)
+        if first == name:
+            tensors[name] = tensor
+        else:
+            aliases[name] = first
+    return tensors, aliases
+
+
+def describe_model(model: nn.Module) -> dict[str, str]:
+    """What must be alike for one model to take the other's tensors, by name.
+
+    As in ``float32[768, 64]``, ``float32[64] frozen``, ``tied to embedding.weight``.
+    """
+    tensors, aliases = model_tensors(model)
+    descriptions = {name: _describe(tensor) for name, tensor in tensors.items()}
+    return descriptions | {alias: f"tied to {name}" for alias, name in aliases.items()}
+
+
+def optimizer_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimizer's state by ``kind.parameter``, as in ``exp_avg.head.weight``.
+
+    Returns the tensors, and apart from them what is not a tensor.
+    """
+    tensors: dict[str, Tensor] = {}
+    others: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        for kind, value in optimizer.state.get(parameter, {}).items():
+            (tensors if isinstance(value, Tensor) else others)[f"{kind}.{name}"] = value
+    return tensors, others
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a safetensors file.
+
+    Raises:
+        SafetensorError, OSError: it cannot be written.
+    """
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def read_model(path: Path, model: nn.Module) -> None:
+    """Copies the file's tensors into the model's.
+
+    Raises:
+        SafetensorError, OSError: it cannot be read, or has not the tensors of this model.
+        ValueError: a tensor has another shape or dtype.
+    """
+    tensors, _ = model_tensors(model)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            saved = _read(path, name)
+            if (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
+                raise ValueError(f"{name} is {_describe(saved)}, not {_describe(tensor)}")
+            tensor.copy_(saved)
+
+
+def read_optimizer(
+    path: Path, others: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Gives the optimizer the file's state and ``others``, in place of what it had.
+
+    A tensor of the parameter's shape goes to its device; any other, a step count, to the CPU.
+
+    Raises:
+        SafetensorError, OSError: it cannot be read.
+        KeyError: it is for a parameter that the model has not.
+    """
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    with safe_open(path, "pt") as file:
+        names = file.keys()
+    for full_name in names:
+        kind, _, name = full_name.partition(".")
+        parameter, saved = parameters[name], _read(path, full_name)
+        same_shape = saved.shape == parameter.shape
+        value = torch.empty_like(parameter if same_shape else saved, dtype=saved.dtype)
+        optimizer.state[parameter][kind] = value.copy_(saved)
+    for full_name, value in others.items():
+        kind, _, name = full_name.partition(".")
+        optimizer.state[parameters[name]][kind] = value
+
+
+def _read(path: Path, name: str) -> Tensor:
+    """One tensor, backed by the file.
+
+    Through a mapping of its own: pages that were read count as resident until it is closed.
+    """
+    with safe_open(path, "pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
+
+
+def _describe(tensor: Tensor) -> str:
+    frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype}{list(tensor.shape)}{' frozen' if frozen else ''}"
+
+
+def _place(tensor: Tensor) -> object:
+    """What two names of one tensor agree in, and two tensors do not."""
+    if tensor.numel() == 0:
+        return id(tensor)
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

@@ -6,7 +6,11 @@ MEMORY ?= 1.5GiB
 RUN ?= runs/demo
 
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+
+# Of the 12,000 files that are installed few are ever imported: those are compiled when they first
+# are (which this variable would forbid if it were set), not all beforehand, which takes a minute.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test check format benchmarks clean
 .NOTPARALLEL:
@@ -46,12 +50,12 @@ clean:
 
 # The stamps .runtime and .test say what is installed; .test has all that .runtime has.
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/pip
-	@echo "Installing memfit and what it needs into $(VENV): once, a minute or two"
+	@echo "Installing memfit and what it needs into $(VENV): once, a minute or more"
 	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/pip
-	@echo "Installing memfit, what it needs and the test tools into $(VENV): once, a minute or two"
+	@echo "Installing memfit, what it needs and the test tools into $(VENV): once, a minute or more"
 	$(INSTALL) --editable '.[test]'
 	touch $(VENV)/.runtime $@
 

@@ -17,8 +17,8 @@ import torch
 # Kineto announces every start and stop on stderr otherwise; it reads this once, at the first use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-OPEN_BYTES, CLOSE_BYTES = 7919, 7927
-"""Sizes of marks: blocks that are taken and given back at once, to tell places in the stream."""
+MARK_BYTES = 7919
+"""Size of a mark: a block that is held for a while, to tell a stretch of the stream apart."""
 
 
 class Allocation(NamedTuple):
@@ -32,14 +32,9 @@ class Allocation(NamedTuple):
     """What the allocator counts as live after the event."""
 
 
-def open_mark() -> None:
-    """Leaves two events in the stream: OPEN_BYTES, then minus OPEN_BYTES."""
-    torch.UntypedStorage(OPEN_BYTES)
-
-
-def close_mark() -> None:
-    """Leaves two events in the stream: CLOSE_BYTES, then minus CLOSE_BYTES."""
-    torch.UntypedStorage(CLOSE_BYTES)
+def mark() -> torch.UntypedStorage:
+    """A mark in the stream: +MARK_BYTES now, -MARK_BYTES when the caller lets go of it."""
+    return torch.UntypedStorage(MARK_BYTES)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memfit.devices.cpu_allocations import CLOSE_BYTES, OPEN_BYTES, CpuAllocations, open_mark
+from memfit.devices.cpu_allocations import MARK_BYTES, CpuAllocations, mark
 from memfit.records.timeline import CATEGORIES, ORIGINS, PHASES, Timeline
 
 
@@ -44,7 +44,7 @@ class Capture:
 
     def phase(self, name: str) -> None:
         """A phase of PHASES begins."""
-        open_mark()
+        mark()
         self._spans.append((PHASES.index(name), self._step))
 
     def step(self, number: int) -> None:
@@ -64,8 +64,8 @@ class Capture:
         live: dict[int, int] = {}
         span = 0
         for address, num_bytes, _ in self._listener.events:
-            if abs(num_bytes) in (OPEN_BYTES, CLOSE_BYTES):
-                span += num_bytes == OPEN_BYTES
+            if abs(num_bytes) == MARK_BYTES:
+                span += num_bytes > 0
                 continue
             if num_bytes > 0:
                 sizes.append(num_bytes)

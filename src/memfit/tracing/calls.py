@@ -73,39 +73,48 @@ class Call:
         return self.args[position] if position < len(self.args) else default
 
 
-def describe(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """The call of ``op`` with these arguments, without their data."""
+def describe(
+    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Call, list[torch.Tensor]]:
+    """The call of ``op`` with these arguments, without their data; and its tensor arguments."""
     storages: dict[int, int] = {}
-
-    def strip(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            number = storages.setdefault(storage_address(value), len(storages))
-            offset = int(value.storage_offset())
-            return TensorSpec(tuple(value.shape), value.stride(), value.dtype, offset, number)
-        if isinstance(value, (list, tuple)):
-            return tuple(strip(item) for item in value)
-        if isinstance(value, torch.Generator):
-            return None
-        return value
-
-    return Call(
-        op.name(),
-        tuple(strip(value) for value in args),
-        tuple((name, strip(value)) for name, value in kwargs.items()),
-    )
+    tensors: list[torch.Tensor] = []
+    stripped = tuple([_strip(value, storages, tensors) for value in args])
+    named = tuple([(name, _strip(value, storages, tensors)) for name, value in kwargs.items()])
+    return Call(op.name(), stripped, named), tensors
 
 
-def rebuild(call: Call, make: Callable[[TensorSpec], torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+def rebuild(
+    call: Call, make: Callable[[TensorSpec], torch.Tensor]
+) -> tuple[list[Any], dict[str, Any]]:
     """The call's arguments with each spec replaced by ``make(spec)``."""
+    args = [_fill(value, make) for value in call.args]
+    return args, {name: _fill(value, make) for name, value in call.kwargs}
 
-    def fill(value: Any) -> Any:
-        if isinstance(value, TensorSpec):
-            return make(value)
-        if isinstance(value, tuple):
-            return [fill(item) for item in value]
-        return value
 
-    return [fill(value) for value in call.args], {name: fill(v) for name, v in call.kwargs}
+# Not closures: a function that calls itself by name from inside another is a reference cycle, and
+# would hold the tensors it saw until the garbage is collected.
+
+
+def _strip(value: Any, storages: dict[int, int], tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        number = storages.setdefault(storage_address(value), len(storages))
+        offset = int(value.storage_offset())
+        return TensorSpec(tuple(value.shape), value.stride(), value.dtype, offset, number)
+    if isinstance(value, (list, tuple)):
+        return tuple([_strip(item, storages, tensors) for item in value])
+    if isinstance(value, torch.Generator):
+        return None
+    return value
+
+
+def _fill(value: Any, make: Callable[[TensorSpec], torch.Tensor]) -> Any:
+    if isinstance(value, TensorSpec):
+        return make(value)
+    if isinstance(value, tuple):
+        return [_fill(item, make) for item in value]
+    return value
 
 
 def call_below(op: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from memfit.devices.cpu_allocations import close_mark, open_mark
+from memfit.devices.cpu_allocations import mark
 from memfit.errors import BadInput, MemfitError
 from memfit.tracing.calls import Call, call_below, describe
 from memfit.tracing.log import Block, Died, Log, PhaseSpan, Ran, Use
@@ -115,15 +115,12 @@ class Dispatch:
     # ------------------------------------------------------------------ the fallback kernel
 
     def _run(self, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-        self._open_mark()
+        held = mark()
+        self._marks += 1
         with torch._C._ExcludeDispatchKeyGuard(_FAKE_SET):
             result = self._simulate(op, args, kwargs)
-        close_mark()
+        del held
         return result
-
-    def _open_mark(self) -> None:
-        open_mark()
-        self._marks += 1
 
     def _simulate(
         self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -137,7 +134,7 @@ class Dispatch:
             if result is not NotImplemented:
                 return result
         kind = self._kind(op)
-        call = describe(op, args, kwargs)
+        call, inputs = describe(op, args, kwargs)
         call_number = self.log.calls.setdefault(call, len(self.log.calls))
         ran = Ran(
             call_number,
@@ -152,7 +149,6 @@ class Dispatch:
         self.log.entries.append(ran)
         if name in _LOSS_OPS:
             self._note_loss(call)
-        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if self._is_known(op, kind, call, inputs):
             result = call_below(op, args, kwargs)
             if not kind.returns_written:
@@ -160,22 +156,29 @@ class Dispatch:
             return result
         if kind.written:
             written = [_argument(args, kwargs, position, key) for position, key in kind.written]
-            for tensor in pytree.tree_leaves(written):
-                if isinstance(tensor, torch.Tensor):
-                    self._tainted.add(storage_address(tensor))
+            self._taint(written)
             if kind.returns_written:
                 return written[0] if len(op._schema.returns) == 1 else tuple(written)
             if not op._schema.returns:
                 return None
         return self._make(op, call, ran)
 
+    def _taint(self, written: list[Any]) -> None:
+        """Real tensors among the written ones no longer hold what the run would put there."""
+        for value in written:
+            if isinstance(value, (list, tuple)):
+                self._taint(list(value))
+            elif isinstance(value, torch.Tensor) and value.data_ptr() not in self._memory:
+                self._tainted.add(storage_address(value))
+
     def _make(self, op: torch._ops.OpOverload, call: Call, ran: Ran) -> Any:
         """The outputs of a call, in storages without memory."""
         outputs = self._infer(op, call)
-        leaves = []
-        for leaf in outputs.leaves:
-            leaves.append(self._make_tensor(leaf, ran) if isinstance(leaf, Fresh) else leaf)
-        return pytree.tree_unflatten(leaves, outputs.tree)
+        leaves = [
+            self._make_tensor(leaf, ran) if isinstance(leaf, Fresh) else leaf
+            for leaf in outputs.leaves
+        ]
+        return leaves[0] if outputs.tree.is_leaf() else pytree.tree_unflatten(leaves, outputs.tree)
 
     def _is_known(
         self, op: torch._ops.OpOverload, kind: _Kind, call: Call, inputs: list[torch.Tensor]
@@ -238,9 +241,9 @@ class Dispatch:
         number = self._blocks.pop(address)
         self._tainted.discard(address)
         if not self._closed:
-            self._open_mark()
+            mark()
+            self._marks += 1
             self.log.entries.append(Died(number, len(self.log.phases) - 1, self._marks))
-            close_mark()
 
     def _is_unknown(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's values depend on data that a trace does not have."""

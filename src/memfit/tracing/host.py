@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memfit.devices.cpu_allocations import CLOSE_BYTES, OPEN_BYTES, Allocation
+from memfit.devices.cpu_allocations import MARK_BYTES, Allocation
 
 
 @dataclass(slots=True)
@@ -42,13 +42,11 @@ def host_events(
     num_blocks = marks = 0
     for event in stream:
         address, num_bytes = event.address, event.num_bytes
-        if abs(num_bytes) == OPEN_BYTES:
-            if num_bytes > 0:
-                marks += 1
-                open_marks.append(marks)
-        elif abs(num_bytes) == CLOSE_BYTES:
-            if num_bytes > 0:
-                open_marks.pop()
+        if num_bytes == MARK_BYTES:
+            marks += 1
+            open_marks.append(marks)
+        elif num_bytes == -MARK_BYTES:
+            open_marks.pop()
         elif num_bytes > 0:
             numbers.pop(address, None)
             if not open_marks:

@@ -45,7 +45,8 @@ def trace(
     log, modules = Log(), ModulePaths()
     python_state = random.getstate()
     listener = CpuAllocations()
-    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()  # when garbage in cycles goes is chance; here it stays, which errs upwards
     try:
         with torch.random.fork_rng(devices=[]):
             dispatch = Dispatch(log, modules)
@@ -53,6 +54,8 @@ def trace(
                 run(_Watch(dispatch, modules))
     finally:
         random.setstate(python_state)
+        if collects:
+            gc.enable()
     calls = list(log.calls)
     counts = [0] * len(calls)
     ran = [entry for entry in log.entries if isinstance(entry, Ran)]

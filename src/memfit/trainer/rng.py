@@ -32,7 +32,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     """Puts the states back that :func:`rng_state` gave, before or after a trip through JSON.
 
     Raises:
-        KeyError, TypeError, ValueError: it is not such a state.
+        LookupError, TypeError, ValueError: it is not such a state.
     """
     version, words, gauss = state["python"]
     legacy, mt19937 = state["numpy"], state["numpy"]["state"]

@@ -25,8 +25,16 @@ from memfit.trainer.tensor_files import describe_model
 
 KIND, VERSION = "saved_state", 1
 
-_CHANGES_NOTHING = ("batch_size", "accumulate", "checkpointing", "optimizer")
-"""Fields of a recipe that are compared in another way, or leave the numbers as they are."""
+_WORDS = {
+    "optimizer": "--optimizer",
+    "samples_per_step": "batch size times accumulation",
+    "seq_len": "--seq-len",
+    "seed": "the seed",
+    "data_hash": "the hash of data and tokenizer",
+}
+
+_HARMLESS = ("accumulate", "batch_size", "checkpointing", "optimizer")
+"""Fields of a recipe that are among the above, or leave the results alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +50,26 @@ class RunIdentity:
     """Sets the order of the data."""
 
     data_hash: str
-    """Stands for the data and the tokenizer; anything that changes when they do."""
+    """Another one for other data, or another tokenizer."""
+
+    def fixed(self) -> dict[str, Any]:
+        """What must stay as it is."""
+        return {
+            "optimizer": self.recipe.optimizer,
+            "samples_per_step": self.recipe.samples_per_step,
+            "seq_len": self.seq_len,
+            "seed": self.seed,
+            "data_hash": self.data_hash,
+        }
+
+    def conditions(self) -> dict[str, Any]:
+        """What may change, and makes another run of it: recipe, torch's version, its threads."""
+        return {
+            "job": self.job_name,
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            **{k: v for k, v in self.recipe.as_dict().items() if k not in _HARMLESS},
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,26 +81,20 @@ class StateFile:
 
     job_name: str
     recipe: Mapping[str, Any]
-    samples_per_step: int
-    seq_len: int | None
-    seed: int
-    data_hash: str
+    fixed: Mapping[str, Any]
+    conditions: Mapping[str, Any]
     extra: Mapping[str, Any]
     """What the caller wished to keep; small."""
-
-    environment: Mapping[str, str]
-    """What the last bits of the results hang on."""
 
     model: Mapping[str, str]
     """Parameters and persistent buffers, as ``describe_model`` gives them."""
 
-    optimizer: str
-    """Its class."""
-
     optimizer_scalars: Mapping[str, Any]
-    """Its state, by ``kind.parameter``, as far as it is not tensors."""
+    """The optimizer's state by ``kind.parameter``, as far as it is not tensors."""
 
     rng: Mapping[str, Any]
+    """As ``rng_state`` gives it."""
+
     num_bytes: Mapping[str, int]
     """File name -> size."""
 
@@ -94,90 +115,53 @@ class StateFile:
             BadInput: it was written by a newer memfit.
         """
         try:
-            # Any version: that of a damaged file says nothing.
+            # Of any version: what a damaged file says is its version means nothing.
             document = load_document(path, KIND, sys.maxsize, dict)
         except BadInput as error:
             raise DamagedFile(str(error)) from error
         if document.pop("checksum", None) != _checksum(document):
-            raise DamagedFile(f"{path} is damaged: it does not have the checksum it gives")
+            raise DamagedFile(f"{path} is damaged: its contents do not have their checksum")
         if document["version"] > VERSION:
             raise BadInput(
                 f"{path} was written by a newer memfit (version {document['version']}; this one "
                 f"reads up to {VERSION}): upgrade memfit to resume"
             )
+        del document["memfit"], document["version"]
         try:
-            del document["memfit"], document["version"]
             return from_plain(cls, document)
         except TypeError as error:
             raise DamagedFile(f"{path} is damaged: {error}") from error
 
-    def check_belongs(
-        self, path: Path, run: RunIdentity, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def check_belongs(self, path: Path, run: RunIdentity, model: nn.Module) -> None:
         """Refuses a run that cannot go on from this state, which lies at ``path``.
 
         Raises:
-            BadInput: names all that differs, and what to write.
+            BadInput: names all that differs.
         """
-        samples, recipe = run.recipe.samples_per_step, self.recipe
-        facts = (
-            (
-                "optimizer",
-                self.optimizer,
-                type(optimizer).__name__,
-                f"--optimizer {recipe['optimizer']}",
-            ),
-            (
-                "number of samples in a step",
-                self.samples_per_step,
-                samples,
-                f"a batch size and an accumulation that multiply to {self.samples_per_step}",
-            ),
-            ("sequence length", self.seq_len, run.seq_len, f"--seq-len {self.seq_len}"),
-            ("seed", self.seed, run.seed, f"--seed {self.seed}"),
-            (
-                "hash of the data",
-                self.data_hash[:12],
-                run.data_hash[:12],
-                "the --data and tokenizer that it was trained with",
-            ),
-        )
-        found = [
-            f"the {what} was {then} and is {now} (give {remedy})"
-            for what, then, now, remedy in facts
-            if then != now
-        ]
-        found += _model_differences(self.model, describe_model(model), self.job_name)
+        found = [f"{_WORDS[name]} {change}" for name, change in _changes(self.fixed, run.fixed())]
+        tensors = _changes(self.model, describe_model(model))
+        if tensors:
+            name, change = tensors[0]
+            found.append(
+                f"of the model's tensors {len(tensors)} differ, first {name}, which {change}"
+            )
         if found:
             raise BadInput(
-                f"cannot go on from {path}, the state of another run: {'; '.join(found)}. "
-                "To train anew, choose another folder with --out"
+                f"cannot go on from {path}, a state of {self.job_name}: {'; '.join(found)}. Give "
+                "what was given then; or, to train anew, another folder with --out"
             )
 
-    def changes(self, run: RunIdentity) -> list[str]:
-        """What differs and does not hinder, but makes another run of it: ``a: 1 -> 2``."""
-        then = {"job": self.job_name, **self.environment, **self.recipe}
-        now = {"job": run.job_name, **environment(), **run.recipe.as_dict()}
-        return [
-            f"{name}: {then.get(name)} -> {now[name]}"
-            for name in now
-            if name not in _CHANGES_NOTHING and then.get(name) != now[name]
-        ]
+    def changed(self, run: RunIdentity) -> list[str]:
+        """Which conditions are not what they were."""
+        return [f"{name} {change}" for name, change in _changes(self.conditions, run.conditions())]
 
 
-def environment() -> dict[str, str]:
-    """What the last bits of the results hang on: the version of torch, and its threads."""
-    return {"torch": str(torch.__version__), "threads": str(torch.get_num_threads())}
-
-
-def _model_differences(then: Mapping[str, str], now: Mapping[str, str], job_name: str) -> list[str]:
-    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    if not names:
-        return []
-    first, count = names[0], len(names)
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The names that differ, with how: ``was 1 and is 2``."""
     return [
-        f"the model differs in {count} tensor{'s' * (count > 1)}: {first} was "
-        f"{then.get(first, 'not there')} and is {now.get(first, 'not there')} (give {job_name})"
+        (name, f"was {then.get(name, 'not there')} and is {now.get(name, 'not there')}")
+        for name in {**then, **now}
+        if then.get(name) != now.get(name)
     ]
 
 

@@ -51,11 +51,11 @@ def optimizer_tensors(
     Returns the tensors, and apart from them what is not a tensor.
     """
     tensors: dict[str, Tensor] = {}
-    others: dict[str, Any] = {}
+    scalars: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
         for kind, value in optimizer.state.get(parameter, {}).items():
-            (tensors if isinstance(value, Tensor) else others)[f"{kind}.{name}"] = value
-    return tensors, others
+            (tensors if isinstance(value, Tensor) else scalars)[f"{kind}.{name}"] = value
+    return tensors, scalars
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -75,18 +75,18 @@ def read_model(path: Path, model: nn.Module) -> None:
         ValueError: a tensor has another shape or dtype.
     """
     tensors, _ = model_tensors(model)
-    with torch.no_grad():
+    with _reading(path) as file, torch.no_grad():
         for name, tensor in tensors.items():
-            saved = _read(path, name)
+            saved = file.get_tensor(name)
             if (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
                 raise ValueError(f"{name} is {_describe(saved)}, not {_describe(tensor)}")
             tensor.copy_(saved)
 
 
 def read_optimizer(
-    path: Path, others: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
+    path: Path, scalars: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Gives the optimizer the file's state and ``others``, in place of what it had.
+    """Gives the optimizer the file's state and ``scalars``, in place of what it had.
 
     A tensor of the parameter's shape goes to its device; any other, a step count, to the CPU.
 
@@ -96,27 +96,21 @@ def read_optimizer(
     """
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
-    with safe_open(path, "pt") as file:
-        names = file.keys()
-    for full_name in names:
+    with _reading(path) as file:
+        for full_name in file.offset_keys():
+            kind, _, name = full_name.partition(".")
+            parameter, saved = parameters[name], file.get_tensor(full_name)
+            like = parameter if saved.shape == parameter.shape else saved
+            value = torch.empty_like(like, dtype=saved.dtype)
+            optimizer.state[parameter][kind] = value.copy_(saved)
+    for full_name, scalar in scalars.items():
         kind, _, name = full_name.partition(".")
-        parameter, saved = parameters[name], _read(path, full_name)
-        same_shape = saved.shape == parameter.shape
-        value = torch.empty_like(parameter if same_shape else saved, dtype=saved.dtype)
-        optimizer.state[parameter][kind] = value.copy_(saved)
-    for full_name, value in others.items():
-        kind, _, name = full_name.partition(".")
-        optimizer.state[parameters[name]][kind] = value
+        optimizer.state[parameters[name]][kind] = scalar
 
 
-def _read(path: Path, name: str) -> Tensor:
-    """One tensor, backed by the file.
-
-    Through a mapping of its own: pages that were read count as resident until it is closed.
-    """
-    with safe_open(path, "pt") as file:
-        tensor: Tensor = file.get_tensor(name)
-    return tensor
+def _reading(path: Path) -> safe_open:
+    # Mapped pages count as resident, and to torch's profiler the whole mapping is a tensor.
+    return safe_open(path, "pt", backend="pread")
 
 
 def _describe(tensor: Tensor) -> str:

@@ -1,0 +1,70 @@
+"""How much memory a run really takes: the CPU allocator's count, and the process's size.
+
+Listening to every block costs a few per cent of a step, so not every step is listened to: the
+first ones from the model's construction on, then one in ten and each that evaluates.  Between two
+such stretches the count of live bytes is carried over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import psutil
+
+from memfit.observer import Observer, Unwatched
+from memfit.profiler.capture import Capture
+from memfit.records.timeline import Timeline
+
+MEASURED_STEPS = 2
+"""Steps from the start that are recorded whole, as many as a prediction traces."""
+
+_MEASURE_EVERY = 10
+
+
+class Meter:
+    """Measures stretches of a run.
+
+    ``live_bytes`` and ``peak_bytes`` tell of the last stretch that was measured; both are None
+    for one that was not.
+    """
+
+    def __init__(self) -> None:
+        self.timeline: Timeline | None = None
+        """The recording of the first stretch."""
+        self.live_bytes: int | None = None
+        self.peak_bytes: int | None = None
+        self._carried_bytes = 0
+        self._process = psutil.Process()
+
+    @contextlib.contextmanager
+    def stretch(self, *, measured: bool) -> Iterator[Observer]:
+        """A stretch of the run; gives the observer that the run must tell its phases."""
+        self.live_bytes = self.peak_bytes = None
+        if not measured:
+            yield Unwatched()
+            return
+        capture = Capture()
+        with capture:
+            yield capture
+        self.timeline = self.timeline or capture.timeline
+        curve = capture.timeline.curve()
+        start = self._carried_bytes
+        self.peak_bytes = start + int(curve.max(initial=0))
+        self._carried_bytes += int(curve[-1]) if len(curve) else 0
+        self.live_bytes = self._carried_bytes
+
+    def resident_bytes(self) -> int:
+        """The process's resident memory now."""
+        return int(self._process.memory_info().rss)
+
+
+def is_measured(step: int, *, evaluates: bool) -> bool:
+    """Whether a step after the first ones is measured."""
+    return evaluates or step % _MEASURE_EVERY == 0
+
+
+def step_peak(timeline: Timeline, step: int) -> int | None:
+    """The highest live bytes within one step of a recording; None when it has no such step."""
+    within = timeline.steps == step
+    return int(timeline.curve()[within].max()) if within.any() else None

@@ -1,0 +1,47 @@
+"""How long a run is, and how often it evaluates and saves.  None of it changes a step's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.errors import BadInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainOptions:
+    """What a run needs beside its job, its recipe and its data.
+
+    Raises:
+        BadInput: a number is not positive.
+    """
+
+    num_steps: int = 1000
+    """Optimizer steps."""
+
+    warmup_steps: int | None = None
+    """Steps of linear warm-up; a tenth of the run, at most 100, when left out."""
+
+    eval_every: int = 100
+    """Steps between two evaluations; the last step always evaluates."""
+
+    save_every: int = 100
+    """Steps between two saved states; the last step always saves."""
+
+    keep: int = 2
+    """Saved states that are kept; older ones are removed."""
+
+    seed: int = 0
+    """Of the initial weights, dropout, and the order of the data."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "eval_every", "save_every", "keep"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} is {getattr(self, name)}: it must be at least 1")
+
+    def evaluates(self, step: int) -> bool:
+        """Whether ``step``, counted from 1, is followed by an evaluation."""
+        return step % self.eval_every == 0 or step == self.num_steps
+
+    def saves(self, step: int) -> bool:
+        """Whether ``step``, counted from 1, is followed by saving."""
+        return step % self.save_every == 0 or step == self.num_steps

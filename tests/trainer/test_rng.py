@@ -1,0 +1,51 @@
+"""A generator whose state was put back draws what it drew."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from memfit.trainer.rng import rng_state, set_rng_state
+
+
+def draws() -> tuple[object, ...]:
+    """From all generators, the halves of Gaussian pairs that they keep among them."""
+    return (
+        torch.rand(3).tolist(),
+        torch.randn(1).item(),
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.standard_normal(),
+    )
+
+
+def test_all_generators_go_on_from_a_state_that_went_through_json():
+    draws()  # leaves half a Gaussian pair in each
+    text = json.dumps(rng_state())
+    drawn = draws()
+    draws()
+
+    set_rng_state(json.loads(text))
+
+    assert draws() == drawn
+    assert len(text) < 30_000
+
+
+@pytest.mark.parametrize(
+    ("generator", "state"),
+    [
+        ("torch", "AAAA"),
+        ("torch", "not base64"),
+        ("python", [3, [1, 2], None]),
+        ("numpy", {"bit_generator": "MT19937", "state": {"key": [1], "pos": 2}}),
+        ("numpy", {"bit_generator": "MT19937", "state": {"key": [1] * 624, "pos": 10**6}}),
+        ("numpy", {"bit_generator": "MT19937", "state": {"key": [1] * 624, "pos": -1}}),
+        ("numpy", {}),
+    ],
+)
+def test_what_is_no_state_is_refused(generator, state):
+    with pytest.raises((LookupError, TypeError, ValueError)):
+        set_rng_state({**rng_state(), generator: state})

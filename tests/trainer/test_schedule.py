@@ -1,0 +1,95 @@
+"""The learning rate rises in a line, falls along half a cosine, and ends where it should."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.errors import BadInput
+from memfit.trainer.schedule import Schedule
+
+fractions = st.floats(0, 1)
+step_counts = st.integers(1, 500)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    num_steps = draw(step_counts)
+    return Schedule(num_steps, draw(st.integers(0, num_steps)), draw(fractions))
+
+
+def factors(schedule: Schedule) -> list[float]:
+    """Those of all steps; [0] is that of step 1."""
+    return [schedule.factor(step) for step in range(1, schedule.num_steps + 1)]
+
+
+@given(schedules())
+def test_the_rate_rises_until_warm_up_ends_and_never_after(schedule):
+    rates = factors(schedule)
+    rising, falling = rates[: schedule.warmup_steps], rates[max(schedule.warmup_steps - 1, 0) :]
+
+    assert rising == sorted(rising)
+    assert len(set(rising)) == len(rising)
+    assert falling == sorted(falling, reverse=True)
+
+
+@given(schedules())
+def test_the_peak_is_the_end_of_warm_up_and_the_end_is_the_final_fraction_exactly(schedule):
+    rates = factors(schedule)
+
+    if schedule.warmup_steps:
+        assert rates[schedule.warmup_steps - 1] == 1
+    if schedule.warmup_steps < schedule.num_steps:
+        assert rates[-1] == schedule.final_fraction
+
+
+@given(schedules())
+def test_every_factor_is_above_zero_before_the_last_step_and_at_most_one(schedule):
+    *before, last = factors(schedule)
+
+    assert all(0 < factor <= 1 for factor in before)
+    assert 0 <= last <= 1
+
+
+def test_the_values_of_a_short_run():
+    assert factors(Schedule(6, 2, final_fraction=0.2)) == pytest.approx(
+        [
+            0.5,
+            1,
+            0.2 + 0.8 * (1 + math.sqrt(0.5)) / 2,
+            0.6,
+            0.2 + 0.8 * (1 - math.sqrt(0.5)) / 2,
+            0.2,
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "warmup_steps"), [(1, 1), (5, 1), (11, 2), (200, 20), (1_000, 100), (10_000, 100)]
+)
+def test_warm_up_takes_a_tenth_of_the_run_and_at_most_100_steps(num_steps, warmup_steps):
+    assert Schedule.for_steps(num_steps) == Schedule(num_steps, warmup_steps, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "warmup_steps", "final_fraction", "said"),
+    [
+        (0, 0, 0.1, "a run of 0 steps trains nothing: write at least 1"),
+        (10, 11, 0.1, "11 warm-up steps do not fit a run of 10 steps: choose from 0 to 10"),
+        (10, -1, 0.1, "-1 warm-up steps do not fit a run of 10 steps: choose from 0 to 10"),
+        (10, 1, 1.5, "final_fraction is 1.5: it is a part of the peak rate, 0 to 1"),
+        (10, 1, math.nan, "final_fraction is nan: it is a part of the peak rate, 0 to 1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(num_steps, warmup_steps, final_fraction, said):
+    with pytest.raises(BadInput) as refused:
+        Schedule(num_steps, warmup_steps, final_fraction)
+
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize("step", [0, 11])
+def test_there_is_no_factor_outside_the_run(step):
+    with pytest.raises(AssertionError, match=f"step {step} of 10"):
+        Schedule(10, 1).factor(step)

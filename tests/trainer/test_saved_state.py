@@ -240,6 +240,14 @@ def test_the_files_hold_parameters_persistent_buffers_and_state_by_name(tmp_path
     assert sorted(path.name for path in (tmp_path / "step-00000001").iterdir()) == sorted(FILES)
 
 
+def test_whoever_may_read_one_file_may_read_all(tmp_path):
+    saved(tmp_path, 1)
+    (tmp_path / "plain").write_text("")
+
+    modes = {path.stat().st_mode for path in (tmp_path / "step-00000001").iterdir()}
+    assert modes == {(tmp_path / "plain").stat().st_mode}
+
+
 def test_neither_way_makes_a_second_copy_of_the_weights(tmp_path):
     model = nn.Linear(256, 256, bias=False)  # 256 KiB
     optimizer = torch.optim.AdamW(model.parameters())
@@ -512,16 +520,18 @@ def test_a_model_with_other_names_is_another_model(tmp_path):
         )
 
 
-def test_the_micro_batch_and_checkpointing_may_change_without_a_word(tmp_path):
+def test_checkpointing_may_change_without_a_word_and_the_micro_batch_with_one(tmp_path):
     saved(tmp_path, 1)
-    recipe = RECIPE.but(batch_size=1, accumulate=4, checkpointing="full")
+    recomputed = RECIPE.but(checkpointing="full")
+    sliced = RECIPE.but(batch_size=1, accumulate=4)
 
-    restored = go_on(tmp_path, build(), recipe=recipe)
+    assert go_on(tmp_path, build(), recipe=recomputed).notes == ()
+    assert go_on(tmp_path, build(), recipe=sliced).notes == (
+        "from here on the results are not those of one run: batch_size was 2 and is 1",
+    )
 
-    assert restored.notes == ()
 
-
-def test_what_makes_another_run_of_it_is_said(tmp_path, monkeypatch):
+def test_what_changes_the_results_is_said(tmp_path, monkeypatch):
     saved(tmp_path, 1)
     recipe = RECIPE.but(learning_rate=0.02, precision="bf16")
     monkeypatch.setattr(torch, "__version__", "9.9.9")
@@ -531,8 +541,9 @@ def test_what_makes_another_run_of_it_is_said(tmp_path, monkeypatch):
     version = latest(tmp_path).conditions["torch"]
     (note,) = restored.notes
     assert note == (
-        f"this will not be the run that it was: job was tiny and is mine, torch was {version} and "
-        "is 9.9.9, precision was fp32 and is bf16, learning_rate was 0.01 and is 0.02"
+        "from here on the results are not those of one run: job was tiny and is mine, torch was "
+        f"{version} and is 9.9.9, precision was fp32 and is bf16, "
+        "learning_rate was 0.01 and is 0.02"
     )
 
 

@@ -141,8 +141,13 @@ def test_the_last_ones_are_kept_and_those_of_a_history_that_was_left_are_not(tmp
 def test_a_removal_that_is_cut_off_leaves_no_half_state(tmp_path, monkeypatch):
     for step in (1, 2, 3):
         write(tmp_path, step)
+
+    def remove_half(folder: Path, **_: object) -> None:
+        (folder / "a").unlink()
+        raise Killed
+
     with monkeypatch.context() as patch:
-        fail_from(patch, 2, Killed(), last=99)
+        patch.setattr(shutil, "rmtree", remove_half)
         with pytest.raises(Killed):
             keep_last(1, step_folder(tmp_path, 3))
 

@@ -52,7 +52,9 @@ BatchSize = Annotated[int | None, typer.Option(help=recipe_help("batch_size"))]
 Accumulate = Annotated[int | None, typer.Option(help=recipe_help("accumulate"))]
 Checkpointing = Annotated[str | None, typer.Option(help=recipe_help("checkpointing"))]
 Optimizer = Annotated[str | None, typer.Option(help=recipe_help("optimizer"))]
-SeqLen = Annotated[int | None, typer.Option(help="Tokens of a sample; the model's own if not given.")]
+SeqLen = Annotated[
+    int | None, typer.Option(help="Tokens of a sample; the model's own if not given.")
+]
 VocabSize = Annotated[int | None, typer.Option(help="Vocabulary of the model, if not its own.")]
 Memory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="What it must fit into: 24GiB, 24GB, 1.5g.")

@@ -63,7 +63,9 @@ def train(
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json or its folder; trained if not given.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last saved state.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last saved state.")
+    ] = False,
     html: choices.Html = None,
     json: choices.Json = False,
     force: choices.Force = False,

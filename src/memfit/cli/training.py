@@ -41,7 +41,9 @@ def shown_training(
             text = board.line(record)
             bar.update(task, completed=record.step, text=text)
             if not console.is_terminal and board.is_due(record):
-                console.print(f"step {record.step}/{num_steps}  {text}", markup=False, soft_wrap=True)
+                console.print(
+                    f"step {record.step}/{num_steps}  {text}", markup=False, soft_wrap=True
+                )
             if record.eval_loss is not None:
                 _print_eval(console, record)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,9 +48,8 @@ class CpuAllocations:
     events: list[Allocation] = field(default_factory=list)
 
     def __enter__(self) -> CpuAllocations:
-        from torch.autograd import ProfilerActivity
-
-        autograd, profiler = torch._C._autograd, torch._C._profiler
+        autograd: Any = torch._C._autograd  # its stubs are behind its functions
+        profiler = torch._C._profiler
         if autograd._profiler_enabled():
             raise RuntimeError("a torch profiler is running: memfit needs it to see CPU memory")
         config = profiler.ProfilerConfig(
@@ -62,7 +61,7 @@ class CpuAllocations:
             False,  # modules
             profiler._ExperimentalConfig(),
         )
-        activities = {ProfilerActivity.CPU}
+        activities = {profiler.ProfilerActivity.CPU}
         autograd._prepare_profiler(config, activities)
         # With only user-defined ranges in scope, no op is recorded: the memory events remain.
         autograd._enable_profiler(config, activities, {profiler.RecordScope.USER_SCOPE})
@@ -70,8 +69,8 @@ class CpuAllocations:
 
     def __exit__(self, *exception: object) -> None:
         result = torch._C._autograd._disable_profiler()
-        # Depth first is in order of time: ranges such as "Optimizer.step" hold what happened inside.
-        waiting = list(reversed(result.experimental_event_tree()))
+        # Depth first is in order of time: a range such as "Optimizer.step" holds what it saw.
+        waiting: list[Any] = list(reversed(result.experimental_event_tree()))
         while waiting:
             event = waiting.pop()
             if event.tag == torch._C._profiler._EventType.Allocation:

@@ -9,6 +9,7 @@ choice is predicted, never estimated.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from memfit.devices.detect import machine
 from memfit.errors import BadInput, DoesNotFit
@@ -17,7 +18,7 @@ from memfit.planner.predict import predict
 from memfit.records.plan import Plan, Rejected
 from memfit.records.prediction import Prediction
 from memfit.records.recipe import Recipe
-from memfit.units import format_size
+from memfit.units import MiB, format_size
 
 LADDER = ("none", "every:4", "every:2", "full")
 """Checkpointing, from the fastest to the leanest."""
@@ -34,6 +35,7 @@ def fit_to_budget(
     keep_batch_size: bool = False,
     keep_checkpointing: bool = False,
     on_progress: Callable[[str], None] | None = None,
+    on_learning: Callable[[int, int], None] | None = None,
 ) -> tuple[Plan, Prediction]:
     """The fastest recipe whose predicted peak is inside the budget, and its prediction.
 
@@ -44,15 +46,24 @@ def fit_to_budget(
         budget_bytes: the most that tensors may take; all of the machine's when left out.
         samples_per_step: samples behind one optimizer step.
         seq_len: tokens of a sample; the job's own length when left out.
-        keep_batch_size: keep the recipe's micro-batch.
+        keep_batch_size: keep the recipe's micro-batch, which must divide the samples of a step.
         keep_checkpointing: keep the recipe's checkpointing.
         on_progress: called with a line on each prediction.
+        on_learning: called with (ops learnt, ops to learn) when scratch memory must be learnt.
 
     Raises:
         DoesNotFit: no choice fits; it carries the smallest peak that was found.
+        BadInput: what a prediction refuses.
     """
-    budget_bytes = budget_bytes or machine().total_bytes
-    search = _Search(job, recipe, budget_bytes, samples_per_step, seq_len, on_progress)
+    search = _Search(
+        job=job,
+        recipe=recipe,
+        budget_bytes=machine().total_bytes if budget_bytes is None else budget_bytes,
+        samples_per_step=samples_per_step,
+        seq_len=seq_len,
+        on_progress=on_progress,
+        on_learning=on_learning,
+    )
     rungs = (recipe.checkpointing,) if keep_checkpointing else LADDER
     sizes = [recipe.batch_size] if keep_batch_size else _divisors(samples_per_step)
     for checkpointing in rungs:
@@ -64,128 +75,118 @@ def fit_to_budget(
                 raise
             break
         if found is not None:
-            return search.plan(found, target), found
-    raise search.does_not_fit()
+            reason = _reason(found.recipe, keep_batch_size, keep_checkpointing)
+            return _plan(found, search.tried, target, reason), found
+    raise _does_not_fit(search.tried)
 
 
+@dataclass(kw_only=True)
 class _Search:
-    """Predictions made so far."""
+    """Predicts one recipe after the other, and keeps what was predicted."""
 
-    def __init__(
-        self,
-        job: Job,
-        recipe: Recipe,
-        budget_bytes: int,
-        samples_per_step: int,
-        seq_len: int | None,
-        on_progress: Callable[[str], None] | None,
-    ) -> None:
-        self._job = job
-        self._recipe = recipe
-        self._budget_bytes = budget_bytes
-        self._samples = samples_per_step
-        self._seq_len = seq_len
-        self._say = on_progress or (lambda line: None)
-        self._found: dict[tuple[str, int], Prediction] = {}
+    job: Job
+    recipe: Recipe
+    budget_bytes: int
+    samples_per_step: int
+    seq_len: int | None
+    on_progress: Callable[[str], None] | None
+    on_learning: Callable[[int, int], None] | None
+    tried: list[Prediction] = field(default_factory=list)
 
     def largest_batch(self, checkpointing: str, sizes: list[int]) -> Prediction | None:
         """The prediction of the largest of ``sizes`` (ascending) that fits; None if none does.
 
-        Activations grow in proportion to the micro-batch, so a straight line through two
-        predictions says where to look; what is returned has been predicted itself.
+        The peak grows with the micro-batch, so the sizes are halved.  The whole step comes first:
+        it is the quickest to trace, and where there is room the answer.
         """
-        smallest = self._predict(checkpointing, sizes[0])
-        if not smallest.fits:
-            return None
-        low, high = 0, len(sizes) - 1
-        best, guess = smallest, min(1, high)
-        while low < high:
+        best, low, high = None, 0, len(sizes) - 1
+        guess = high
+        while low <= high:
             prediction = self._predict(checkpointing, sizes[guess])
             if prediction.fits:
-                best, low = prediction, guess
+                best, low = prediction, guess + 1
             else:
                 high = guess - 1
-            per_sample = self._bytes_per_sample(smallest, prediction)
-            spare = self._budget_bytes - smallest.peak.device_bytes
-            affordable = smallest.recipe.batch_size + spare / max(per_sample, 1)
-            fitting = [index for index in range(low + 1, high + 1) if sizes[index] <= affordable]
-            guess = fitting[-1] if fitting else low + 1
+            guess = (low + high) // 2
         return best
 
-    def plan(self, chosen: Prediction, target: str) -> Plan:
-        recipe = chosen.recipe
-        rejected = tuple(
+    def _predict(self, checkpointing: str, batch_size: int) -> Prediction:
+        recipe = self.recipe.but(
+            checkpointing=checkpointing,
+            batch_size=batch_size,
+            accumulate=self.samples_per_step // batch_size,
+        )
+        prediction = predict(
+            self.job,
+            recipe,
+            seq_len=self.seq_len,
+            budget_bytes=self.budget_bytes,
+            on_progress=self.on_learning,
+        )
+        self.tried.append(prediction)
+        if self.on_progress is not None:
+            verdict = "fits" if prediction.fits else "does not fit"
+            self.on_progress(
+                f"{batch_size} × {recipe.accumulate} samples, checkpointing {checkpointing}: "
+                f"{format_size(prediction.peak.device_bytes)}, {verdict}"
+            )
+        return prediction
+
+
+def _plan(chosen: Prediction, tried: list[Prediction], target: str, reason: str) -> Plan:
+    return Plan(
+        target=target,
+        recipe=chosen.recipe,
+        device=chosen.device.name,
+        seq_len=chosen.seq_len,
+        budget_bytes=chosen.budget_bytes,
+        predicted_peak_bytes=chosen.peak.device_bytes,
+        reason=reason,
+        rejected=tuple(
             Rejected(
                 batch_size=prediction.recipe.batch_size,
                 checkpointing=prediction.recipe.checkpointing,
                 peak_bytes=prediction.peak.device_bytes,
-                reason=self._why_not(prediction),
+                reason=_why_not(prediction),
             )
-            for prediction in self._found.values()
+            for prediction in tried
             if prediction is not chosen
-        )
-        return Plan(
-            target=target,
-            recipe=recipe,
-            device=chosen.device.name,
-            seq_len=chosen.seq_len,
-            budget_bytes=self._budget_bytes,
-            predicted_peak_bytes=chosen.peak.device_bytes,
-            reason=self._why(chosen),
-            rejected=rejected,
-        )
+        ),
+    )
 
-    def does_not_fit(self) -> DoesNotFit:
-        smallest = min(self._found.values(), key=lambda p: p.peak.device_bytes)
-        recipe, peak = smallest.recipe, smallest.peak.device_bytes
-        samples = "one sample" if recipe.batch_size == 1 else f"{recipe.batch_size} samples"
-        return DoesNotFit(
-            f"{self._job.name} does not fit {format_size(self._budget_bytes)}: the smallest run "
-            f"that was found, {samples} at a time with checkpointing {recipe.checkpointing}, "
-            f"needs {format_size(peak)}; give --memory {-(-peak // (1 << 20))}MiB or more, or a "
-            "shorter --seq-len",
-            peak,
-        )
 
-    def _predict(self, checkpointing: str, batch_size: int) -> Prediction:
-        key = (checkpointing, batch_size)
-        if key not in self._found:
-            recipe = self._recipe.but(
-                checkpointing=checkpointing,
-                batch_size=batch_size,
-                accumulate=-(-self._samples // batch_size),
-            )
-            prediction = predict(
-                self._job, recipe, seq_len=self._seq_len, budget_bytes=self._budget_bytes
-            )
-            self._found[key] = prediction
-            verdict = "fits" if prediction.fits else "does not fit"
-            self._say(
-                f"{batch_size} x {recipe.accumulate} samples, checkpointing {checkpointing}: "
-                f"{format_size(prediction.peak.device_bytes)}, {verdict}"
-            )
-        return self._found[key]
+def _reason(chosen: Recipe, keep_batch_size: bool, keep_checkpointing: bool) -> str:
+    if keep_checkpointing:
+        twice = "checkpointing is as asked"
+    elif chosen.checkpoint_every is None:
+        twice = "nothing is computed twice"
+    else:
+        twice = f"checkpointing {chosen.checkpointing} is the least that fits"
+    if keep_batch_size:
+        batch = "the micro-batch is as asked"
+    elif chosen.accumulate == 1:
+        batch = "the whole step goes through at once"
+    else:
+        batch = f"{chosen.batch_size} at a time is the largest micro-batch that fits"
+    return f"{twice}, and {batch}"
 
-    @staticmethod
-    def _bytes_per_sample(one: Prediction, other: Prediction) -> float:
-        samples = other.recipe.batch_size - one.recipe.batch_size
-        return (other.peak.device_bytes - one.peak.device_bytes) / max(samples, 1)
 
-    def _why(self, chosen: Prediction) -> str:
-        recipe = chosen.recipe
-        again = {"none": "nothing is computed twice", "full": "every block is computed twice"}.get(
-            recipe.checkpointing, f"one block in {recipe.checkpoint_every} is computed twice"
-        )
-        batch = f"{recipe.batch_size} at a time is the largest micro-batch that fits"
-        if recipe.batch_size == self._samples:
-            batch = "the whole step goes through at once"
-        return f"{again}, and {batch}"
+def _why_not(prediction: Prediction) -> str:
+    over = prediction.peak.device_bytes - prediction.budget_bytes
+    return f"{format_size(over)} over the budget" if over > 0 else "fits, but is a smaller batch"
 
-    def _why_not(self, prediction: Prediction) -> str:
-        if not prediction.fits:
-            over = prediction.peak.device_bytes - self._budget_bytes
-            return f"{format_size(over)} over the budget"
-        return "fits, with a smaller micro-batch"
+
+def _does_not_fit(tried: list[Prediction]) -> DoesNotFit:
+    smallest = min(tried, key=lambda prediction: prediction.peak.device_bytes)
+    recipe, peak_bytes = smallest.recipe, smallest.peak.device_bytes
+    samples = "one sample" if recipe.batch_size == 1 else f"{recipe.batch_size} samples"
+    return DoesNotFit(
+        f"{smallest.job} does not fit {format_size(smallest.budget_bytes)}: the smallest run that "
+        f"was found, {samples} at a time with checkpointing {recipe.checkpointing}, needs "
+        f"{format_size(peak_bytes)}; give --memory {-(-peak_bytes // MiB)}MiB or more, or make "
+        "the sequence shorter with --seq-len",
+        peak_bytes,
+    )
 
 
 def _divisors(number: int) -> list[int]:

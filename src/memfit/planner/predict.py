@@ -24,6 +24,7 @@ from memfit.records.replay import Replay
 from memfit.records.timeline import CATEGORIES, ORIGINS, PHASES, Timeline
 from memfit.techniques import run
 from memfit.tracing.step import trace
+from memfit.units import GiB
 
 NUM_STEPS = 2
 """The first step makes the optimizer's state, the second runs beside it: later ones repeat it."""
@@ -58,8 +59,8 @@ def predict(
     """
     started = time.perf_counter()
     if isinstance(recipe, Plan):
-        seq_len = seq_len or recipe.seq_len
-        budget_bytes = budget_bytes or recipe.budget_bytes
+        seq_len = recipe.seq_len if seq_len is None else seq_len
+        budget_bytes = recipe.budget_bytes if budget_bytes is None else budget_bytes
         recipe = recipe.recipe
     recipe = recipe or Recipe()
     the_device = _device(device)
@@ -82,7 +83,7 @@ def predict(
         seq_len=length if job.seq_len is not None else None,
         recipe=recipe,
         device=the_device,
-        budget_bytes=budget_bytes or the_device.total_bytes,
+        budget_bytes=the_device.total_bytes if budget_bytes is None else budget_bytes,
         peak=_peak(replay),
         at_peak=_moment(timeline, event),
         breakdown=timeline.breakdown(event),
@@ -97,14 +98,15 @@ def predict(
 
 
 def _device(name: str) -> Device:
-    if name == "cpu":
+    if name.lower() == "cpu":
         return machine()
     from memfit.devices.catalog import find
 
     card = find(name)
     raise BadInput(
-        f"this version predicts CPU runs only, not {card.label or card.name}: a GPU allocates "
-        "differently (its allocator, workspaces and kernels); use --device cpu for now"
+        f"this version predicts CPU runs only, not the {card.label or card.name}: a GPU allocates "
+        "differently (its allocator, workspaces and kernels); for now, compare a CPU run with its "
+        f"memory: --memory {card.total_bytes / GiB:.2f}GiB"
     )
 
 

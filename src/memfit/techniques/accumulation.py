@@ -21,12 +21,13 @@ def num_samples(batch: Any) -> int:
     """Dim 0 of the batch's tensors.
 
     Raises:
-        BadInput: it holds no tensor, or its tensors disagree.
+        BadInput: it holds no tensor with a dim 0, or its tensors disagree.
     """
     sizes = {leaf.shape[0] for leaf in pytree.tree_leaves(batch) if _is_sampled(leaf)}
     if len(sizes) != 1:
         raise BadInput(
-            f"a batch's tensors must agree in dim 0, the sample; found sizes {sorted(sizes)}"
+            "a batch is a tensor, or a tuple, list or dict of tensors of one size in dim 0, the "
+            f"sample; the sizes found are {sorted(sizes)}"
         )
     return int(sizes.pop())
 

@@ -48,9 +48,7 @@ class EvalOutcome:
     num_targets: int
 
 
-def apply(
-    job: Job, recipe: Recipe, *, on_phase: Callable[[str], None] | None = None
-) -> Applied:
+def apply(job: Job, recipe: Recipe, *, on_phase: Callable[[str], None] | None = None) -> Applied:
     """Builds the job's model and makes a training step of it.
 
     Args:
@@ -97,7 +95,8 @@ class Step:
         """Runs forward and backward over each micro-batch of ``batch``, then the update.
 
         Raises:
-            BadInput: the batch's tensors disagree in dim 0, or no sample has a target.
+            BadInput: the batch's tensors disagree in dim 0, no sample has a target, or the loss
+                is not one number.
         """
         loss_sum, num_targets, is_mean = self._accumulate_gradients(batch)
         if num_targets == 0:
@@ -119,13 +118,15 @@ class Step:
         self.on_phase("eval")
         loss_sum, num_targets = 0.0, 0
         self._model.eval()
-        with torch.no_grad():
-            for micro, count in micro_batches(batch, self.recipe.batch_size):
-                loss, targets = self._forward(micro)
-                loss_sum += loss.item() if targets is not None else loss.item() * count
-                num_targets += count if targets is None else targets
-                del micro, loss
-        self._model.train()
+        try:
+            with torch.no_grad():
+                for micro, count in micro_batches(batch, self.recipe.batch_size):
+                    loss, targets = self._forward(micro)
+                    loss_sum += loss.item() if targets is not None else loss.item() * count
+                    num_targets += count if targets is None else targets
+                    del micro, loss
+        finally:
+            self._model.train()
         return EvalOutcome(loss_sum, num_targets)
 
     def _accumulate_gradients(self, batch: Any) -> tuple[float, int, bool]:
@@ -155,8 +156,11 @@ class Step:
     def _forward(self, micro: Any) -> tuple[Tensor, int | None]:
         """The loss of one micro-batch: ``(sum, number of targets)``, or ``(mean, None)``."""
         with forward_context(self.recipe, self._device_type):
-            loss = self._loss(self._model, micro)
-        if isinstance(loss, Tensor):
-            return loss, None
-        loss_sum, num_targets = loss
-        return loss_sum, int(num_targets)
+            found = self._loss(self._model, micro)
+        loss, num_targets = (found, None) if isinstance(found, Tensor) else found
+        if loss.numel() != 1:
+            raise BadInput(
+                f"the loss is a tensor of shape {list(loss.shape)}: return the mean over the "
+                "batch, a scalar, or the sum of the losses and the number of targets"
+            )
+        return loss, None if num_targets is None else int(num_targets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from memfit.errors import BadInput
 from memfit.records.recipe import Recipe
 
 _ADAMW_BETAS = (0.9, 0.95)
@@ -17,8 +18,15 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over the parameters of ``model`` that are trained.
 
     State bytes per fp32 parameter: AdamW 8, SGD with momentum 4.
+
+    Raises:
+        BadInput: no parameter is trained.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise BadInput(
+            f"{type(model).__name__} has no parameter to train: none has requires_grad set"
+        )
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": recipe.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},

@@ -6,7 +6,7 @@ batch lives exactly as long as the piece that needs it, in both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from memfit.job import Job
@@ -34,7 +34,7 @@ def take_step(
 
 
 def evaluate(
-    applied: Applied, batches: list[Callable[[], Any]], observer: Observer
+    applied: Applied, batches: Sequence[Callable[[], Any]], observer: Observer
 ) -> EvalOutcome:
     """The loss over batches that are made one at a time, each of one micro-batch or less."""
     loss_sum, num_targets = 0.0, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 
 import numpy as np
@@ -51,14 +52,14 @@ class _Assembly:
         pending = 0
         for entry in self.log.entries:
             while pending < len(host) and host[pending].mark < entry.mark:
-                self._host(host[pending], entry.phase)
+                self._host(host[pending])
                 pending += 1
             if isinstance(entry, Ran):
                 self._ran(entry, sequences[entry.call])
             elif entry.block in self.traced:
                 self._free(self.traced.pop(entry.block), entry.phase)
         for event in host[pending:]:
-            self._host(event, len(self.log.phases) - 1)
+            self._host(event)
         return self._timeline(facts)
 
     def _ran(self, ran: Ran, sequence: Sequence) -> None:
@@ -104,7 +105,8 @@ class _Assembly:
         )
         self.traced[number] = self._take(row, ran.phase)
 
-    def _host(self, event: HostEvent, phase: int) -> None:
+    def _host(self, event: HostEvent) -> None:
+        phase = bisect.bisect_right(self.log.phases, event.mark, key=lambda span: span.mark) - 1
         if event.num_bytes > 0:
             row = (event.num_bytes, _OTHER, _HOST, 0, 0, 0)
             self.hosted[event.block] = self._take(row, phase)

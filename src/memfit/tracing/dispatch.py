@@ -12,8 +12,6 @@ code may read them.  All others have no memory behind them.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,19 +19,16 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memfit.devices.cpu_allocations import mark
-from memfit.errors import BadInput, MemfitError
+from memfit.errors import MemfitError
 from memfit.tracing.calls import Call, call_below, describe
 from memfit.tracing.log import Block, Died, Log, PhaseSpan, Ran, Use
-from memfit.tracing.memory import VirtualMemory, storage_address
+from memfit.tracing.memory import storage_address
 from memfit.tracing.modules import ModulePaths
 from memfit.tracing.shapes import Fresh, Outputs, infer_outputs
+from memfit.tracing.values import READING_OPS, Values, is_small
 
 _FAKE = torch._C._dispatch_key_parse("Fake")
 _FAKE_SET = torch._C.DispatchKeySet(_FAKE)
-
-_REAL_FLOATS = 4096
-_REAL_INTEGERS = 1 << 22
-"""Elements up to which a tensor that depends on no data gets real values."""
 
 _NOT_OPS = {"prim", "profiler"}
 """Namespaces of questions and marks, which take no memory."""
@@ -50,6 +45,9 @@ _LOSS_OPS = {
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """What the schema of an op says."""
+
+    name: str
+    """``aten::add_``, without the overload."""
 
     written: tuple[tuple[int, str], ...]
     """(position, name) of the arguments it writes."""
@@ -68,22 +66,24 @@ class Dispatch:
 
     def __init__(self, log: Log, modules: ModulePaths) -> None:
         self.log = log
-        self.unknown_reads: set[str] = set()
+        self.values = Values()
         self._modules = modules
-        self._memory = VirtualMemory()
         self._blocks: dict[int, int] = {}
-        self._tainted: set[int] = set()
         self._kinds: dict[torch._ops.OpOverload, _Kind] = {}
         self._outputs: dict[int, Outputs] = {}
         self._closed = False
         self._marks = 0
         self._loss_numel = 0
+        self._first_of_phase = 0
 
     def __enter__(self) -> Dispatch:
         if Dispatch._active is not None:
             raise MemfitError("a trace is running in this process: one at a time")
         Dispatch._active = self
-        self._libraries = [torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")]
+        self._libraries = [
+            torch.library.Library("_", "IMPL"),
+            torch.library.Library("aten", "IMPL"),
+        ]
         self._libraries[0].fallback(self._run, "Fake")
         for name in _view_ops():
             self._libraries[1].impl(name, torch.library.fallthrough_kernel, "Fake")
@@ -102,38 +102,43 @@ class Dispatch:
 
     def begin_phase(self, name: str, step: int) -> None:
         """What follows belongs to this phase of this step."""
-        self.log.phases.append(PhaseSpan(name, step))
+        self._leave_mark()
+        self.log.phases.append(PhaseSpan(name, step, self._marks))
         self._loss_numel = 0
+        self._first_of_phase = len(self.log.blocks)
 
     def use(self, tensors: list[torch.Tensor], use: Use) -> None:
         """Says what the blocks behind these tensors are."""
         for tensor in tensors:
-            block = self._blocks.get(storage_address(tensor))
-            if block is not None:
-                self.log.blocks[block].use = use
+            number = self._blocks.get(storage_address(tensor))
+            # An address may have been another tensor's before: that one is no longer meant.
+            if number is not None and self.log.blocks[number].numel >= tensor.numel():
+                self.log.blocks[number].use = use
 
     # ------------------------------------------------------------------ the fallback kernel
 
     def _run(self, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-        held = mark()
-        self._marks += 1
+        held = self._leave_mark()
         with torch._C._ExcludeDispatchKeyGuard(_FAKE_SET):
             result = self._simulate(op, args, kwargs)
         del held
         return result
 
+    def _leave_mark(self) -> torch.UntypedStorage:
+        """A mark in the allocator's stream, as long as the caller holds it."""
+        self._marks += 1
+        return mark()
+
     def _simulate(
         self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        kind = self._kinds.get(op) or self._learn_kind(op)
         if op.namespace in _NOT_OPS:
             return op(*args, **kwargs)
-        name = op.name().partition(".")[0]
-        special = _SPECIAL.get(name)
-        if special is not None:
-            result = special(self, op, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        kind = self._kind(op)
+        if kind.name in READING_OPS:
+            answer = self.values.answer(op, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
         call, inputs = describe(op, args, kwargs)
         call_number = self.log.calls.setdefault(call, len(self.log.calls))
         ran = Ran(
@@ -141,13 +146,13 @@ class Dispatch:
             [],
             len(self.log.phases) - 1,
             self._marks,
-            name,
+            kind.name,
             self._modules.current(),
             {},
             self._modules.in_forward,
         )
         self.log.entries.append(ran)
-        if name in _LOSS_OPS:
+        if kind.name in _LOSS_OPS:
             self._note_loss(call)
         if self._is_known(op, kind, call, inputs):
             result = call_below(op, args, kwargs)
@@ -156,20 +161,12 @@ class Dispatch:
             return result
         if kind.written:
             written = [_argument(args, kwargs, position, key) for position, key in kind.written]
-            self._taint(written)
+            self.values.taint(written)
             if kind.returns_written:
                 return written[0] if len(op._schema.returns) == 1 else tuple(written)
             if not op._schema.returns:
                 return None
         return self._make(op, call, ran)
-
-    def _taint(self, written: list[Any]) -> None:
-        """Real tensors among the written ones no longer hold what the run would put there."""
-        for value in written:
-            if isinstance(value, (list, tuple)):
-                self._taint(list(value))
-            elif isinstance(value, torch.Tensor) and value.data_ptr() not in self._memory:
-                self._tainted.add(storage_address(value))
 
     def _make(self, op: torch._ops.OpOverload, call: Call, ran: Ran) -> Any:
         """The outputs of a call, in storages without memory."""
@@ -184,9 +181,9 @@ class Dispatch:
         self, op: torch._ops.OpOverload, kind: _Kind, call: Call, inputs: list[torch.Tensor]
     ) -> bool:
         """Whether the op can run for real: small, and fed by nothing without data."""
-        if any(self._is_unknown(tensor) for tensor in inputs):
+        if any(self.values.is_unknown(tensor) for tensor in inputs):
             return False
-        if not all(_is_small(tensor.numel(), tensor.dtype) for tensor in inputs):
+        if not all(is_small(tensor.numel(), tensor.dtype) for tensor in inputs):
             return False
         if kind.written:
             return True
@@ -196,7 +193,7 @@ class Dispatch:
             # The size depends on values: they are known and few, so run it.
             return True
         return all(
-            _is_small(leaf.num_bytes // leaf.dtype.itemsize, leaf.dtype) for leaf in outputs.fresh()
+            is_small(leaf.num_bytes // leaf.dtype.itemsize, leaf.dtype) for leaf in outputs.fresh()
         )
 
     def _infer(self, op: torch._ops.OpOverload, call: Call) -> Outputs:
@@ -209,7 +206,7 @@ class Dispatch:
         if leaf.num_bytes == 0:
             ran.blocks.append(self._new_block(leaf.size, leaf.dtype, 0, ran))
             return torch.empty_strided(leaf.size, leaf.stride, dtype=leaf.dtype)
-        tensor = self._memory.tensor(
+        tensor = self.values.memory.tensor(
             leaf.size, leaf.stride, leaf.dtype, leaf.num_bytes, self._freed
         )
         number = self._new_block(leaf.size, leaf.dtype, leaf.num_bytes, ran)
@@ -227,7 +224,7 @@ class Dispatch:
                 ran.blocks.append(number)
                 if num_bytes:
                     ran.real[address] = self._blocks[address] = number
-                    self._tainted.discard(address)
+                    self.values.know(address)
 
     def _new_block(self, size: list[int], dtype: torch.dtype, num_bytes: int, ran: Ran) -> int:
         name = f"{str(dtype).removeprefix('torch.')}{size}"
@@ -239,42 +236,27 @@ class Dispatch:
 
     def _freed(self, address: int) -> None:
         number = self._blocks.pop(address)
-        self._tainted.discard(address)
         if not self._closed:
-            mark()
-            self._marks += 1
+            self._leave_mark()
             self.log.entries.append(Died(number, len(self.log.phases) - 1, self._marks))
 
-    def _is_unknown(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's values depend on data that a trace does not have."""
-        address = storage_address(tensor)
-        return address in self._memory or address in self._tainted
-
     def _note_loss(self, call: Call) -> None:
-        """Blocks as large as the logits, until this phase ends, are the loss's."""
+        """Blocks as large as the logits, made in this phase, are the loss's."""
         self._loss_numel = numel = call.tensors()[0].numel
-        for number in self._blocks.values():
-            block = self.log.blocks[number]
-            if block.numel == numel and block.use is Use.UNKNOWN:
+        for block in self.log.blocks[self._first_of_phase :]:
+            if block.numel == numel:
                 block.use = Use.LOSS
 
-    def _kind(self, op: torch._ops.OpOverload) -> _Kind:
-        kind = self._kinds.get(op)
-        if kind is None:
-            schema = op._schema
-            written = tuple(
-                (position, argument.name)
-                for position, argument in enumerate(schema.arguments)
-                if argument.alias_info is not None and argument.alias_info.is_write
-            )
-            returned = [value.alias_info is not None for value in schema.returns]
-            kind = _Kind(written, bool(returned) and all(returned))
-            self._kinds[op] = kind
+    def _learn_kind(self, op: torch._ops.OpOverload) -> _Kind:
+        written = tuple(
+            (position, argument.name)
+            for position, argument in enumerate(op._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        returned = [value.alias_info is not None for value in op._schema.returns]
+        name = op.name().partition(".")[0]
+        kind = self._kinds[op] = _Kind(name, written, bool(returned) and all(returned))
         return kind
-
-
-def _is_small(numel: int, dtype: torch.dtype) -> bool:
-    return numel <= (_REAL_FLOATS if dtype.is_floating_point else _REAL_INTEGERS)
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
@@ -300,56 +282,3 @@ def _view_ops() -> list[str]:
             if (aliases and not writes) or name in _UNSAFE_VIEWS:
                 _VIEWS.append(name.removeprefix("aten::"))
     return _VIEWS
-
-
-# ---------------------------------------------------------------------- ops that read values
-
-Special = Callable[[Dispatch, torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
-
-
-def _read_scalar(
-    dispatch: Dispatch, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """``.item()``: the value where it is known; else 1.0, 1 or False, and the line is noted."""
-    tensor = args[0]
-    if not dispatch._is_unknown(tensor):
-        return call_below(op, args, kwargs)
-    line = _user_line()
-    if "/memfit/" not in line:  # our own step reads the loss and the norm, to report them
-        dispatch.unknown_reads.add(line)
-    if tensor.dtype is torch.bool:
-        return False
-    return 1.0 if tensor.dtype.is_floating_point else 1
-
-
-def _refuse_unknown_values(
-    dispatch: Dispatch, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """An op whose result's size depends on values: fine where they are known."""
-    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-    if not any(dispatch._is_unknown(tensor) for tensor in tensors):
-        return NotImplemented
-    raise BadInput(
-        f"{_user_line()}: {op.name()} gives a result whose size depends on values that a "
-        "prediction does not have; compute it from the inputs, or write it with torch.where"
-    )
-
-
-_SPECIAL: dict[str, Special] = {
-    "aten::_local_scalar_dense": _read_scalar,
-    "aten::nonzero": _refuse_unknown_values,
-    "aten::masked_select": _refuse_unknown_values,
-    "aten::_unique2": _refuse_unknown_values,
-    "aten::unique_dim": _refuse_unknown_values,
-}
-
-
-def _user_line() -> str:
-    """``file.py:12`` of the innermost frame outside torch and memfit's tracing."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        filename = frame.f_code.co_filename
-        if "/torch/" not in filename and "/memfit/tracing/" not in filename:
-            break
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -3,8 +3,8 @@
 Python numbers that an op wraps into tensors (8 bytes; autograd may keep them until backward) and
 copies of generator states (5,056 bytes; checkpointing keeps one a block) never pass a dispatcher.
 They are real in a trace, so the allocator's own stream tells of them: what lies between the
-marks that the trace leaves around its ops.  It also tells when a small tensor dies that an op made for
-real.
+marks that the trace leaves around its ops.  It also tells when a small tensor dies that an op made
+for real.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ class HostEvent:
     num_bytes: int
 
 
-def host_events(
-    stream: list[Allocation], real: Mapping[int, Mapping[int, int]]
-) -> list[HostEvent]:
+def host_events(stream: list[Allocation], real: Mapping[int, Mapping[int, int]]) -> list[HostEvent]:
     """The allocations outside all marks, and their frees, in order.
 
     Args:

@@ -74,6 +74,8 @@ class PhaseSpan:
 
     name: str
     step: int
+    mark: int
+    """Which mark it left when it began."""
 
 
 @dataclass(slots=True)
@@ -83,4 +85,4 @@ class Log:
     entries: list[Ran | Died] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     calls: dict[Call, int] = field(default_factory=dict)
-    phases: list[PhaseSpan] = field(default_factory=lambda: [PhaseSpan("init", 0)])
+    phases: list[PhaseSpan] = field(default_factory=lambda: [PhaseSpan("init", 0, 0)])

@@ -110,7 +110,7 @@ def _facts(dispatch: Dispatch) -> dict[str, str]:
     transformers = sys.modules.get("transformers")
     if transformers is not None:
         facts["transformers"] = transformers.__version__
-    if dispatch.unknown_reads:
-        lines = ", ".join(sorted(dispatch.unknown_reads))
+    if dispatch.values.unknown_reads:
+        lines = ", ".join(sorted(dispatch.values.unknown_reads))
         facts["unknown values read"] = f"{lines} (answered with 1.0, 1 or False)"
     return facts

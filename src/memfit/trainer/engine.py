@@ -6,6 +6,7 @@ which prediction runs too.  What is here is the rest of a run: data, schedule, l
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from memfit.data.batches import Batches, EvalBatches
 from memfit.data.text import TextData, load
 from memfit.errors import BadInput, MemfitError
 from memfit.job import Job
-from memfit.observer import Observer, Unwatched
+from memfit.observer import Observer
 from memfit.records.plan import Plan
 from memfit.records.recipe import Recipe
 from memfit.records.runlog import RunLog, StepRecord
@@ -28,9 +29,8 @@ from memfit.techniques.apply import Applied, StepOutcome
 from memfit.trainer import saved_state
 from memfit.trainer.folder import RunFolder
 from memfit.trainer.interrupt import Interrupt
-from memfit.trainer.meter import MEASURED_STEPS, Meter, is_measured, step_peak
+from memfit.trainer.meter import MEASURED_STEPS, Meter, is_measured, step_memory
 from memfit.trainer.options import TrainOptions
-from memfit.trainer.schedule import Schedule
 from memfit.trainer.state_file import RunIdentity
 
 _EVAL_ROWS = 64
@@ -40,7 +40,7 @@ _EVAL_ROWS = 64
 def train(
     job: Job,
     plan: Plan | Recipe,
-    data: TextData | Sequence[str | Path],
+    data: TextData | str | Path | Sequence[str | Path],
     out: Path | str,
     *,
     options: TrainOptions | None = None,
@@ -55,7 +55,7 @@ def train(
     Args:
         job: a job whose batch is token ids (B, T+1) and that says its ``vocab_size``.
         plan: a plan, or a bare recipe.
-        data: loaded text, or paths to load it from.
+        data: loaded text, or the paths to load it from.
         out: the run's folder.
         options: steps, evaluation, saving, seed.
         seq_len: tokens of a sample; the plan's or the job's when left out.
@@ -69,20 +69,20 @@ def train(
 
     Raises:
         BadInput: the job does not train on text, the text is too short, the folder holds a run,
-            or the state to resume is another run's.
-        MemfitError: the loss is no longer a number.
+            something cannot be written, or the state to resume is another run's.
+        MemfitError: the run has diverged: its loss or its gradients are no longer numbers.
     """
-    options = options or TrainOptions()
     recipe = plan.recipe if isinstance(plan, Plan) else plan
-    if isinstance(plan, Plan):
-        seq_len = seq_len or plan.seq_len
+    if seq_len is None and isinstance(plan, Plan):
+        seq_len = plan.seq_len
     if job.vocab_size is None:
         raise BadInput(f"{job.name} does not train on text: its job names no vocab_size")
     length = job.check_seq_len(seq_len)
+    folder = RunFolder(Path(out))
+    folder.check(resume=resume, force=force)
     if not isinstance(data, TextData):
-        data = load(data, vocab_size=job.vocab_size, seq_len=length)
-    folder = RunFolder(Path(out), resume=resume, force=force)
-    folder.keep_tokenizer(data.tokenizer_path)
+        paths = [data] if isinstance(data, (str, Path)) else data
+        data = load(paths, vocab_size=job.vocab_size, seq_len=length)
     header = RunLog(
         job=job.name,
         recipe=recipe.as_dict(),
@@ -90,9 +90,18 @@ def train(
         budget_bytes=plan.budget_bytes if isinstance(plan, Plan) else None,
         facts={"torch": torch.__version__, "threads": str(torch.get_num_threads())},
     )
-    session = _Session(job, recipe, data, length, options, folder, on_step, on_note)
+    session = _Session(
+        job=job,
+        recipe=recipe,
+        data=data,
+        seq_len=length,
+        options=options or TrainOptions(),
+        folder=folder,
+        on_step=on_step or (lambda record: None),
+        on_note=on_note or (lambda note: None),
+    )
     with Interrupt() as interrupt:
-        session.run(header, resume, interrupt)
+        session.run(header, plan, resume, interrupt)
     return RunLog.load(folder.log)
 
 
@@ -101,68 +110,67 @@ class _Session:
 
     def __init__(
         self,
+        *,
         job: Job,
         recipe: Recipe,
         data: TextData,
         seq_len: int,
         options: TrainOptions,
         folder: RunFolder,
-        on_step: Callable[[StepRecord], None] | None,
-        on_note: Callable[[str], None] | None,
+        on_step: Callable[[StepRecord], None],
+        on_note: Callable[[str], None],
     ) -> None:
         self.job, self.recipe, self.options, self.folder = job, recipe, options, folder
-        self.on_step = on_step or (lambda record: None)
-        self.on_note = on_note or (lambda note: None)
-        warmup = options.warmup_steps
-        self.schedule = (
-            Schedule.for_steps(options.num_steps)
-            if warmup is None
-            else Schedule(options.num_steps, warmup)
-        )
+        self.on_step, self.on_note = on_step, on_note
+        self.tokenizer = data.tokenizer_path
+        self.schedule = options.schedule()
         self.batches = Batches(
             data.train_tokens,
             samples_per_step=recipe.samples_per_step,
             seq_len=seq_len,
             seed=options.seed,
         )
-        held_out = EvalBatches(data.eval_tokens, batch_size=recipe.batch_size, seq_len=seq_len)
-        num_batches = min(held_out.num_batches, -(-_EVAL_ROWS // recipe.batch_size))
-        self.held_out = [partial(held_out.batch, index) for index in range(num_batches)]
+        held_out = EvalBatches(
+            data.eval_tokens[: _EVAL_ROWS * seq_len + 1],
+            batch_size=recipe.batch_size,
+            seq_len=seq_len,
+        )
+        self.held_out = [partial(held_out.batch, index) for index in range(held_out.num_batches)]
         self.identity = RunIdentity(
             job_name=job.name,
             recipe=recipe,
             seq_len=seq_len,
             seed=options.seed,
-            data_hash=f"{data.content_hash}/{data.vocab_size}",
+            data_hash=f"{data.content_hash}/{_hash_text(data.tokenizer_path)}",
         )
         self.meter = Meter()
 
-    def run(self, header: RunLog, resume: bool, interrupt: Interrupt) -> None:
+    def run(self, header: RunLog, plan: Plan | Recipe, resume: bool, interrupt: Interrupt) -> None:
         """Builds the model, restores it when resuming, and takes the steps that are left."""
         torch.manual_seed(self.options.seed)
-        first: list[StepRecord] = []
         with self.meter.stretch(measured=True) as observer:
             applied = run.build(self.job, self.recipe, observer)
             done = self._restore(applied, header) if resume else self._begin(header)
-            start_of_rest = min(done + MEASURED_STEPS, self.options.num_steps)
-            for step in range(done + 1, start_of_rest + 1):
-                first.append(self._step(applied, step, observer))
+            if isinstance(plan, Plan):
+                plan.save(self.folder.plan, force=True)
+            steps = range(done + 1, self.options.num_steps + 1)
+            first = [self._step(applied, step, observer) for step in steps[:MEASURED_STEPS]]
+        if not first:
+            self.on_note(f"nothing is left to do: all {done} steps are done")
+            return
         self._log_first(first)
-        if first:
-            self._save_if_due(applied, first[-1].step, interrupt)
-        for step in range(start_of_rest + 1, self.options.num_steps + 1):
-            if interrupt.requested:
-                break
+        if self._ends_after(first[-1].step, applied, interrupt):
+            return
+        for step in steps[MEASURED_STEPS:]:
             measured = is_measured(step, evaluates=self.options.evaluates(step))
             with self.meter.stretch(measured=measured) as observer:
                 record = self._step(applied, step, observer)
             self._log(record, self.meter.live_bytes, self.meter.peak_bytes)
-            self._save_if_due(applied, step, interrupt)
-        if interrupt.requested:
-            self.on_note("interrupted: the state is saved, go on with --resume")
+            if self._ends_after(step, applied, interrupt):
+                return
 
     def _begin(self, header: RunLog) -> int:
-        self.folder.begin_log(header)
+        self.folder.begin(header, self.tokenizer)
         return 0
 
     def _restore(self, applied: Applied, header: RunLog) -> int:
@@ -177,7 +185,7 @@ class _Session:
             self.on_note(note)
         before = RunLog.load(self.folder.log).steps
         kept = tuple(record for record in before if record.step <= restored.step)
-        self.folder.begin_log(replace(header, steps=kept))
+        replace(header, steps=kept).save(self.folder.log, force=True)
         self.on_note(f"resumed after step {restored.step}")
         return restored.step
 
@@ -195,7 +203,6 @@ class _Session:
         if self.options.evaluates(step):
             held_out = run.evaluate(applied, self.held_out, observer)
             eval_loss = held_out.loss_sum / held_out.num_targets
-        applied.step.on_phase = Unwatched().phase
         return StepRecord(
             step=step,
             loss=outcome.loss,
@@ -208,30 +215,34 @@ class _Session:
         )
 
     def _check_finite(self, outcome: StepOutcome, step: int) -> None:
-        if not math.isfinite(outcome.loss):
-            raise MemfitError(
-                f"the loss of step {step} is {outcome.loss}: the run has diverged; go back to a "
-                f"saved state with --resume and a smaller --learning-rate than "
-                f"{self.recipe.learning_rate:g}"
-            )
+        norm = outcome.grad_norm
+        if math.isfinite(outcome.loss) and (norm is None or math.isfinite(norm)):
+            return
+        raise MemfitError(
+            f"the run has diverged: the loss of step {step} is {outcome.loss:g}"
+            + ("" if norm is None else f" and the norm of its gradients {norm:g}")
+            + "; go back to the last saved state with --resume, or begin anew, with a "
+            f"--learning-rate below {self.recipe.learning_rate:g}"
+        )
 
     def _log_first(self, records: list[StepRecord]) -> None:
         """The first steps are measured together, so their memory is known when they are done."""
         timeline = self.meter.timeline
         assert timeline is not None
-        timeline.save(self.folder.timeline, force=True)
+        if not self.folder.timeline.exists():  # of a run that goes on, the beginning is kept
+            timeline.save(self.folder.timeline)
         for record in records:
-            is_last = record is records[-1]
-            live = self.meter.live_bytes if is_last else None
-            self._log(record, live, step_peak(timeline, record.step))
+            self._log(record, *step_memory(timeline, record.step))
 
-    def _log(self, record: StepRecord, live: int | None, peak: int | None) -> None:
-        record = replace(record, live_bytes=live, peak_bytes=peak)
+    def _log(self, record: StepRecord, live_bytes: int | None, peak_bytes: int | None) -> None:
+        record = replace(record, live_bytes=live_bytes, peak_bytes=peak_bytes)
         self.folder.append(record)
         self.on_step(record)
 
-    def _save_if_due(self, applied: Applied, step: int, interrupt: Interrupt) -> None:
-        if self.options.saves(step) or interrupt.requested:
+    def _ends_after(self, step: int, applied: Applied, interrupt: Interrupt) -> bool:
+        """Saves when it is due or the person wants to leave; whether the run ends here."""
+        leaves = interrupt.requested  # asked once: a request from here on waits for the next step
+        if leaves or self.options.saves(step):
             saved_state.save(
                 self.folder.states,
                 step=step,
@@ -240,4 +251,10 @@ class _Session:
                 run=self.identity,
                 keep=self.options.keep,
             )
+        if leaves and step < self.options.num_steps:
+            self.on_note(f"interrupted: step {step} is saved, go on from it with --resume")
+        return leaves
 
+
+def _hash_text(path: Path) -> str:
+    return hashlib.sha256(path.read_text(encoding="utf-8").encode()).hexdigest()

@@ -1,9 +1,12 @@
 """The folder of a run: what lies where, and who may write it.
 
     OUT/run.jsonl          the log, a line a step
+    OUT/plan.json          what was run, where it was planned
     OUT/measured.timeline  memory of the first steps, as recorded
     OUT/tokenizer.json     what encoded the text
     OUT/state/             saved states
+
+The command line adds ``predicted.timeline``.
 """
 
 from __future__ import annotations
@@ -19,35 +22,49 @@ from memfit.records.runlog import RunLog, StepRecord, step_line
 
 
 class RunFolder:
-    """A run's folder, made ready to write to.
+    """The paths of a run.  Nothing is written before ``prepare``."""
 
-    Raises:
-        BadInput: it holds a run and neither ``resume`` nor ``force`` was given, or it cannot be
-            written.
-    """
-
-    def __init__(self, path: Path, *, resume: bool, force: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.states = path / "state"
         self.log = path / "run.jsonl"
+        self.plan = path / "plan.json"
         self.timeline = path / "measured.timeline"
         self.tokenizer = path / "tokenizer.json"
-        if resume and not self.log.exists():
-            raise BadInput(f"there is no run in {path} to resume: leave out --resume to begin one")
-        if self.log.exists() and not resume and not force:
-            raise BadInput(
-                f"{path} holds a run already: go on with it with --resume, choose another --out, "
-                "or begin anew with --force, which removes it"
-            )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            if not resume:
-                shutil.rmtree(self.states, ignore_errors=True)
-        except OSError as error:
-            raise BadInput(f"cannot write to {path}: {error.strerror or error}") from error
+        self.states = path / "state"
 
-    def begin_log(self, log: RunLog) -> None:
-        """Writes the log as it stands; steps are appended to it from here on."""
+    def check(self, *, resume: bool, force: bool) -> None:
+        """Refuses a folder that a run cannot begin in, or cannot go on in.
+
+        Raises:
+            BadInput: there is no run to resume; or there is one, and neither ``resume`` nor
+                ``force`` was given.
+        """
+        there = self.log.exists()
+        if resume and not there:
+            raise BadInput(
+                f"there is no run in {self.path} to resume: leave out --resume to begin one"
+            )
+        if there and not resume and not force:
+            raise BadInput(
+                f"{self.path} holds a run already: go on with it with --resume, choose another "
+                "--out, or begin anew with --force, which removes it"
+            )
+
+    def begin(self, log: RunLog, tokenizer: Path) -> None:
+        """Removes a former run, begins the log, and puts the tokenizer beside it.
+
+        Raises:
+            BadInput: something cannot be written.
+        """
+        text = tokenizer.read_text(encoding="utf-8")  # it may be the former run's own
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(self.states, ignore_errors=True)
+            for former in (self.plan, self.timeline):
+                former.unlink(missing_ok=True)
+        except OSError as error:
+            raise BadInput(f"cannot write to {self.path}: {error.strerror or error}") from error
+        write_text(self.tokenizer, text, force=True)
         log.save(self.log, force=True)
 
     def append(self, record: StepRecord) -> None:
@@ -67,7 +84,3 @@ class RunFolder:
                 f"cannot write {self.log}: {error.strerror or error}; make room and go on with "
                 "--resume"
             ) from error
-
-    def keep_tokenizer(self, source: Path) -> None:
-        """Copies the tokenizer beside the weights that need it."""
-        write_text(self.tokenizer, source.read_text(encoding="utf-8"), force=True)

@@ -64,7 +64,7 @@ def is_measured(step: int, *, evaluates: bool) -> bool:
     return evaluates or step % _MEASURE_EVERY == 0
 
 
-def step_peak(timeline: Timeline, step: int) -> int | None:
-    """The highest live bytes within one step of a recording; None when it has no such step."""
-    within = timeline.steps == step
-    return int(timeline.curve()[within].max()) if within.any() else None
+def step_memory(timeline: Timeline, step: int) -> tuple[int | None, int | None]:
+    """Live bytes after one step of a recording, and the highest within it; None when unknown."""
+    within = timeline.curve()[timeline.steps == step]
+    return (int(within[-1]), int(within.max())) if len(within) else (None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.errors import BadInput
+from memfit.trainer.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,7 +13,7 @@ class TrainOptions:
     """What a run needs beside its job, its recipe and its data.
 
     Raises:
-        BadInput: a number is not positive.
+        BadInput: a number is not positive, or the warm-up is longer than the run.
     """
 
     num_steps: int = 1000
@@ -37,6 +38,13 @@ class TrainOptions:
         for name in ("num_steps", "eval_every", "save_every", "keep"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} is {getattr(self, name)}: it must be at least 1")
+        self.schedule()
+
+    def schedule(self) -> Schedule:
+        """The learning rate over the run."""
+        if self.warmup_steps is None:
+            return Schedule.for_steps(self.num_steps)
+        return Schedule(self.num_steps, self.warmup_steps)
 
     def evaluates(self, step: int) -> bool:
         """Whether ``step``, counted from 1, is followed by an evaluation."""

@@ -5,14 +5,15 @@
                             state.json             step, generators, whose state it is, checksums
 
 A state is there as a whole or not at all, and nothing in it is pickled.  The data's place follows
-from the step (``memfit.data.batches``), the learning rate from the schedule.  The micro-batch and
-the checkpointing may be others when a run goes on.
+from the step (``memfit.data.batches``), the learning rate from the schedule.  Checkpointing may
+change when a run goes on; a change of the micro-batch, as rounding follows it, is noted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ class Restored:
     extra: Mapping[str, Any]
     notes: tuple[str, ...]
     """Sentences for the person: which states could not be used and why, and what has changed
-    that makes another run of it."""
+    so that the results are not those of one run."""
 
 
 def save(
@@ -101,6 +102,8 @@ def save(
                 sha256={name: _sha256(temporary / name) for name in files},
             )
             (temporary / STATE).write_text(state.as_text(), encoding="ascii")
+            for name in files:  # safetensors lets nobody but their owner read them
+                shutil.copymode(temporary / STATE, temporary / name)
     except (OSError, SafetensorError) as error:
         num_bytes = sum(t.nbytes for tensors in files.values() for t in tensors.values())
         raise BadInput(
@@ -153,7 +156,7 @@ def restore(
             continue
         notes = [*damages, f"going on from step {state.step} instead"] if damages else []
         if changed := state.changed(run):
-            notes.append(f"this will not be the run that it was: {', '.join(changed)}")
+            notes.append(f"from here on the results are not those of one run: {', '.join(changed)}")
         return Restored(step=state.step, path=path, extra=state.extra, notes=tuple(notes))
     if damages:
         raise BadInput(

@@ -33,8 +33,8 @@ _WORDS = {
     "data_hash": "the hash of data and tokenizer",
 }
 
-_HARMLESS = ("accumulate", "batch_size", "checkpointing", "optimizer")
-"""Fields of a recipe that are among the above, or leave the results alone."""
+_HARMLESS = ("accumulate", "checkpointing", "optimizer")
+"""Fields of a recipe that change no bit of the results, or are settled by the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ class RunIdentity:
         }
 
     def conditions(self) -> dict[str, Any]:
-        """What may change, and makes another run of it: recipe, torch's version, its threads."""
+        """What may change, but then changes the results, if only by rounding."""
         return {
             "job": self.job_name,
             "torch": str(torch.__version__),

@@ -187,7 +187,10 @@ def _raising_a_number(call: Call, num_outputs: int) -> Sequence | None:
 
 
 def _counting(call: Call, num_outputs: int) -> Sequence | None:
-    """``cumsum`` of bools casts them after its output is made (native/ReduceOps.cpp, impl_func_cum_ops)."""
+    """``cumsum`` of bools casts them to int64 after its output is made.
+
+    native/ReduceOps.cpp, impl_func_cum_ops.
+    """
     data = call.argument(0)
     if data.dtype is not torch.bool:
         return outputs_only(num_outputs) if _is_float({data.dtype}) else None
@@ -380,9 +383,15 @@ _RULES: dict[str, Rule] = {
     **_named(_plain_test, "all all.dim any any.dim"),
     **_named(_plain_product, "addmm baddbmm bmm mm"),
     **_named(_plain_reduction, "linalg_vector_norm sum sum.dim_IntList"),
-    **_named(_promoting, "add.Tensor add_.Tensor div.Tensor div_.Tensor mul.Tensor mul_.Tensor "
-             "sub.Tensor sub_.Tensor"),
-    **_named(_wrapping, "div.Scalar div_.Scalar mul.Scalar mul_.Scalar"),
+    **_named(
+        _promoting,
+        "add.Tensor add_.Tensor div.Tensor div_.Tensor mul.Tensor mul_.Tensor "
+        "sub.Tensor sub_.Tensor",
+    ),
+    **_named(
+        _wrapping,
+        "add.Scalar add_.Scalar div.Scalar div_.Scalar mul.Scalar mul_.Scalar sub.Scalar sub_.Scalar",
+    ),
     **_named(_comparing, "eq.Scalar ge.Scalar gt.Scalar le.Scalar lt.Scalar ne.Scalar"),
     **_named(_dividing_after, "mean mean.dim"),
     "aten::cumsum": _counting,

@@ -41,11 +41,11 @@ def _listen(call: Call) -> list[Allocation | tuple[str, int]]:
     extents: dict[int, int] = {}
     for spec in call.tensors():
         extents[spec.storage] = max(extents.get(spec.storage, 0), spec.extent_bytes)
-    storages = {number: torch.UntypedStorage(n).fill_(0) for number, n in extents.items()}
+    zeros = {number: torch.zeros(size, dtype=torch.uint8) for number, size in extents.items()}
 
     def make(spec: TensorSpec) -> torch.Tensor:
-        tensor = torch.empty(0, dtype=spec.dtype)
-        return tensor.set_(storages[spec.storage], spec.offset, spec.shape, spec.stride)  # type: ignore[arg-type]
+        storage = zeros[spec.storage].untyped_storage()
+        return torch.empty(0, dtype=spec.dtype).set_(storage, spec.offset, spec.shape, spec.stride)
 
     op = _resolve(call.op)
     args, kwargs = rebuild(call, make)

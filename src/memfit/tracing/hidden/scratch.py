@@ -23,8 +23,8 @@ from memfit.records.files import write_text
 from memfit.tracing.calls import Call
 from memfit.tracing.hidden.cpu import formula
 from memfit.tracing.hidden.encoding import call_to_json
-from memfit.units import GiB
 from memfit.tracing.hidden.sequences import Give, Output, Sequence, Take, outputs_only
+from memfit.units import GiB
 
 VERSION = 1
 
@@ -133,7 +133,7 @@ def _learn(keys: list[str], on_progress: Callable[[int, int], None] | None) -> d
     rows: dict[str, Any] = {}
     todo = list(keys)
     while todo:
-        answers = _run_child(todo, lambda done: on_progress and on_progress(len(rows) + done, len(keys)))
+        answers = _run_child(todo, len(rows), len(keys), on_progress)
         rows.update(zip(todo, answers, strict=False))
         todo = todo[len(answers) :]
         if todo:
@@ -142,7 +142,9 @@ def _learn(keys: list[str], on_progress: Callable[[int, int], None] | None) -> d
     return rows
 
 
-def _run_child(keys: list[str], on_answer: Callable[[int], Any]) -> list[Any]:
+def _run_child(
+    keys: list[str], num_before: int, num_calls: int, on_progress: Callable[[int, int], None] | None
+) -> list[Any]:
     command = [sys.executable, "-m", __package__ + ".learn", str(torch.get_num_threads())]
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -160,7 +162,8 @@ def _run_child(keys: list[str], on_answer: Callable[[int], Any]) -> list[Any]:
             if not line.endswith("\n"):
                 break
             answers.append(json.loads(line))
-            on_answer(len(answers))
+            if on_progress is not None:
+                on_progress(num_before + len(answers), num_calls)
     except BrokenPipeError:
         pass
     finally:
@@ -175,12 +178,14 @@ def _to_sequence(row: Any) -> Sequence | None:
         return None
     events: list[Output | Take | Give] = []
     slots: dict[int, int] = {}
+    num_taken = 0
     for first, second in row["events"]:
         if first == "output":
             events.append(Output(second))
         elif second > 0:
-            slots[first] = len(slots)
-            events.append(Take(slots[first], second))
+            slots[first] = num_taken
+            events.append(Take(num_taken, second))
+            num_taken += 1
         elif first in slots:
-            events.append(Give(slots[first]))
+            events.append(Give(slots.pop(first)))
     return Sequence(tuple(events), "learnt")

@@ -10,14 +10,18 @@ import ast
 import gc
 import inspect
 import json
+import os
 import sys
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from memfit.errors import BadInput
+from memfit.records.files import write_text
 from memfit.records.recipe import Recipe
 from memfit.units import parse_size
 
@@ -27,12 +31,14 @@ def _field_docs(record: type) -> dict[str, str]:
     """Field name -> the docstring that stands under it."""
     (tree,) = ast.parse(inspect.getsource(record)).body
     assert isinstance(tree, ast.ClassDef)
-    docs = {}
-    for field, text in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                docs[field.target.id] = " ".join(str(text.value.value).split())
-    return docs
+    return {
+        field.target.id: " ".join(str(text.value.value).split())
+        for field, text in pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
 
 
 def recipe_help(field: str) -> str:
@@ -40,33 +46,30 @@ def recipe_help(field: str) -> str:
     return _field_docs(Recipe)[field]
 
 
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="TARGET",
-        help="A preset (see --list), a Hugging Face config.json or its folder, or file.py:name.",
-    ),
-]
+TARGET_HELP = "A preset (see --list), a Hugging Face config.json or its folder, or file.py:name."
+
 Precision = Annotated[str | None, typer.Option(help=recipe_help("precision"))]
-BatchSize = Annotated[int | None, typer.Option(help=recipe_help("batch_size"))]
-Accumulate = Annotated[int | None, typer.Option(help=recipe_help("accumulate"))]
+BatchSize = Annotated[int | None, typer.Option(min=1, help=recipe_help("batch_size"))]
+Accumulate = Annotated[int | None, typer.Option(min=1, help=recipe_help("accumulate"))]
 Checkpointing = Annotated[str | None, typer.Option(help=recipe_help("checkpointing"))]
 Optimizer = Annotated[str | None, typer.Option(help=recipe_help("optimizer"))]
 SeqLen = Annotated[
-    int | None, typer.Option(help="Tokens of a sample; the model's own if not given.")
+    int | None, typer.Option(min=1, help="Tokens of a sample; the model's own if not given.")
 ]
-VocabSize = Annotated[int | None, typer.Option(help="Vocabulary of the model, if not its own.")]
+VocabSize = Annotated[
+    int | None, typer.Option(min=1, help="Vocabulary of the model, if not its own.")
+]
 Memory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="What it must fit into: 24GiB, 24GB, 1.5g.")
 ]
-Html = Annotated[Path | None, typer.Option(help="Write a page that shows it.")]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page that shows it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 
-def recipe_of(**asked: Any) -> Recipe:
-    """A recipe with the options that were given; the defaults stand for the others."""
-    return Recipe(**{name: value for name, value in asked.items() if value is not None})
+def given(**asked: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def size_of(text: str | None) -> int | None:
@@ -87,6 +90,30 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:
         return None
     return value
+
+
+def refuse_unwritable(path: Path, *, force: bool) -> None:
+    """Says before the work, and not after it, that a file cannot be written.
+
+    Raises:
+        BadInput: it exists and may not be overwritten, or its folder cannot be written.
+    """
+    if path.exists() and not force:
+        raise BadInput(f"{path} exists: choose another name, or overwrite it with --force")
+    if path.is_dir():
+        raise BadInput(f"cannot write {path}: it is a folder; name a file in it")
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    if not there.is_dir():
+        raise BadInput(f"cannot write {path}: {there} is not a folder")
+    if not os.access(there, os.W_OK):
+        raise BadInput(f"cannot write {path}: the folder {there} is read-only for you")
+
+
+def write_page(path: Path, page: str) -> None:
+    """Writes a page that ``refuse_unwritable`` has let pass, its folder too, and says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, page, force=True)
+    stderr().print(f"Wrote {path}", markup=False, soft_wrap=True)
 
 
 def collect_garbage_again() -> None:

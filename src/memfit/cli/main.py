@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -34,9 +35,16 @@ def run() -> None:
     try:
         app()
     except MemfitError as error:
-        print(f"memfit: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
     except BrokenPipeError:
         # The reader of a pipe has left; Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        # The system refuses, on a path that nobody looked at beforehand.
+        _fail(str(error), 2)
+
+
+def _fail(message: str, exit_code: int) -> NoReturn:
+    print(f"memfit: {message}", file=sys.stderr)
+    sys.exit(exit_code)

@@ -8,18 +8,14 @@ import typer
 from rich.console import Console
 
 from memfit.cli import choices
-from memfit.cli.learning import shown_learning
+from memfit.cli.progress import LEARNING, shown_progress
 from memfit.errors import BadInput
-from memfit.records.files import write_text
+from memfit.records.recipe import Recipe
 
 
 def predict(
     target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TARGET",
-            help="A preset (see --list), a Hugging Face config.json or its folder, or file.py:name.",
-        ),
+        str | None, typer.Argument(metavar="TARGET", help=choices.TARGET_HELP)
     ] = None,
     batch_size: choices.BatchSize = None,
     seq_len: choices.SeqLen = None,
@@ -48,14 +44,16 @@ def predict(
         return
     if target is None:
         raise BadInput("say what to predict: a preset (see --list), a config.json or file.py:name")
-    if html is not None and html.exists() and not force:
-        raise BadInput(f"{html} exists: choose another name, or overwrite it with --force")
-    recipe = choices.recipe_of(
-        precision=precision,
-        batch_size=batch_size,
-        accumulate=accumulate,
-        checkpointing=checkpointing,
-        optimizer=optimizer,
+    if html is not None:
+        choices.refuse_unwritable(html, force=force)
+    recipe = Recipe(
+        **choices.given(
+            precision=precision,
+            batch_size=batch_size,
+            accumulate=accumulate,
+            checkpointing=checkpointing,
+            optimizer=optimizer,
+        )
     )
     budget_bytes = choices.size_of(memory)
 
@@ -64,14 +62,14 @@ def predict(
 
     choices.collect_garbage_again()
     job = resolve(target, vocab_size=vocab_size)
-    with shown_learning() as on_progress:
+    with shown_progress(choices.stderr(), LEARNING) as on_learning:
         prediction = predict_job(
             job,
             recipe,
             device=gpu or device,
             seq_len=seq_len,
             budget_bytes=budget_bytes,
-            on_progress=on_progress,
+            on_progress=on_learning,
         )
     if json:
         choices.print_json(prediction.as_dict())
@@ -82,8 +80,7 @@ def predict(
     if html is not None:
         from memfit.reports.html import prediction_page
 
-        write_text(html, prediction_page(prediction), force=force)
-        choices.stderr().print(f"Wrote {html}", markup=False)
+        choices.write_page(html, prediction_page(prediction))
     if not prediction.fits:
         raise typer.Exit(3)
 

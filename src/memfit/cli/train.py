@@ -9,14 +9,16 @@ import typer
 from rich.console import Console
 
 from memfit.cli import choices
+from memfit.cli.progress import ENCODING, LEARNING, shown_progress
 from memfit.cli.training import shown_training
 from memfit.errors import BadInput
-from memfit.records.files import write_text
 from memfit.records.plan import Plan
 from memfit.records.recipe import Recipe
+from memfit.trainer.folder import RunFolder
 from memfit.trainer.options import TrainOptions
 
 if TYPE_CHECKING:
+    from memfit.data.text import TextData
     from memfit.records.prediction import Prediction
     from memfit.records.runlog import RunLog
 
@@ -33,15 +35,17 @@ def train(
         list[str],
         typer.Option(
             metavar="PATH",
-            help="Files or folders of txt, md, jsonl, parquet; `python`: what every Python carries.",
+            help="Files or folders of txt, md, jsonl, parquet; `python`: what Python carries.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/latest"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The run's folder.")] = Path(
+        "runs/latest"
+    ),
     memory: choices.Memory = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1000,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 1000,
     tokens_per_step: Annotated[
         int | None,
-        typer.Option(help="Tokens behind one step; 16,384 if nothing else says it."),
+        typer.Option(min=1, help="Tokens behind one step; 16,384 if nothing else says it."),
     ] = None,
     seq_len: choices.SeqLen = None,
     batch_size: choices.BatchSize = None,
@@ -55,9 +59,9 @@ def train(
     warmup_steps: Annotated[
         int | None, typer.Option(help="Steps of linear warm-up; a tenth of the run, at most 100.")
     ] = None,
-    eval_every: Annotated[int, typer.Option(help="Steps between two evaluations.")] = 100,
-    save_every: Annotated[int, typer.Option(help="Steps between two saved states.")] = 100,
-    keep: Annotated[int, typer.Option(help="Saved states that are kept.")] = 2,
+    eval_every: Annotated[int, typer.Option(min=1, help="Steps between two evaluations.")] = 100,
+    save_every: Annotated[int, typer.Option(min=1, help="Steps between two saved states.")] = 100,
+    keep: Annotated[int, typer.Option(min=1, help="Saved states that are kept.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the weights, dropout and the data's order.")] = 0,
     vocab_size: choices.VocabSize = None,
     tokenizer: Annotated[
@@ -75,8 +79,6 @@ def train(
     Micro-batch and checkpointing are chosen by predicting them, unless they are given; the tokens
     of a step stay as asked, through accumulation.  Ctrl-C saves the state and leaves.
     """
-    if html is not None and html.exists() and not (force or resume):
-        raise BadInput(f"{html} exists: choose another name, or overwrite it with --force")
     options = TrainOptions(
         num_steps=steps,
         warmup_steps=warmup_steps,
@@ -85,15 +87,27 @@ def train(
         keep=keep,
         seed=seed,
     )
-    given = Plan.load(Path(target)) if Path(target).is_file() and _is_plan(target) else None
-    asked = {
-        "precision": precision,
-        "checkpointing": checkpointing,
-        "optimizer": optimizer,
-        "learning_rate": learning_rate,
-    }
-    changes = {name: value for name, value in asked.items() if value is not None}
-    recipe = (given.recipe if given else Recipe()).but(**changes)
+    if html is not None:
+        choices.refuse_unwritable(html, force=force or resume)
+    choices.refuse_unwritable(out / "run.jsonl", force=True)
+    RunFolder(out).check(resume=resume, force=force)
+    planned = _plan_in(target)
+    recipe = (planned.recipe if planned else Recipe()).but(
+        **choices.given(
+            precision=precision,
+            checkpointing=checkpointing,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+        )
+    )
+    budget_bytes = choices.size_of(memory)
+    if planned is not None:
+        target = planned.target
+        seq_len = seq_len or planned.seq_len
+        budget_bytes = budget_bytes or planned.budget_bytes
+        if tokens_per_step is None:
+            batch_size = batch_size or recipe.batch_size
+            accumulate = accumulate or recipe.accumulate
 
     from memfit.data.text import load
     from memfit.models.target import resolve
@@ -103,32 +117,36 @@ def train(
 
     choices.collect_garbage_again()
     console = choices.stderr()
-    job = resolve(given.target if given else target, vocab_size=vocab_size)
+    job = resolve(target, vocab_size=vocab_size)
     if job.vocab_size is None:
         raise BadInput(f"{job.name} does not train on text: memfit train trains causal LMs")
-    length = job.check_seq_len(seq_len or (given.seq_len if given else None))
-    console.print(f"reading {', '.join(data)}", markup=False)
-    text = load(data, vocab_size=job.vocab_size, seq_len=length, tokenizer=tokenizer)
-    console.print(
-        f"{text.num_documents:,} documents, {len(text.train_tokens):,} tokens to train on, "
-        f"{len(text.eval_tokens):,} held out"
-    )
-    if given and tokens_per_step is None:
-        batch_size, accumulate = batch_size or recipe.batch_size, accumulate or recipe.accumulate
+    length = job.check_seq_len(seq_len)
     samples, micro = step_shape(length, tokens_per_step, batch_size, accumulate)
-    plan, prediction = fit_to_budget(
-        job,
-        recipe.but(batch_size=micro or 1),
-        target=given.target if given else target,
-        budget_bytes=choices.size_of(memory) or (given.budget_bytes if given else None),
-        samples_per_step=samples,
-        seq_len=length,
-        keep_batch_size=micro is not None,
-        keep_checkpointing=checkpointing is not None or given is not None,
-        on_progress=lambda line: console.print(f"predicting {line}", markup=False),
-    )
+    console.print(f"reading {', '.join(data)}", markup=False, soft_wrap=True)
+    with shown_progress(console, ENCODING) as on_encoding:
+        text = load(
+            data,
+            vocab_size=job.vocab_size,
+            seq_len=length,
+            tokenizer=tokenizer,
+            on_progress=on_encoding,
+        )
+    console.print(_what_was_read(text), markup=False, soft_wrap=True)
+    with shown_progress(console, LEARNING) as on_learning:
+        plan, prediction = fit_to_budget(
+            job,
+            recipe.but(batch_size=micro or 1),
+            target=target,
+            budget_bytes=budget_bytes,
+            samples_per_step=samples,
+            seq_len=length,
+            keep_batch_size=micro is not None,
+            keep_checkpointing=checkpointing is not None or planned is not None,
+            on_progress=lambda line: console.print(f"predicted {line}", markup=False),
+            on_learning=on_learning,
+        )
     print_plan(console, plan)
-    with shown_training(plan, options.num_steps) as (on_step, on_note):
+    with shown_training(console, plan, steps) as (on_step, on_note):
         log = train_job(
             job,
             plan,
@@ -140,7 +158,7 @@ def train(
             on_step=on_step,
             on_note=on_note,
         )
-    _write_records(plan, prediction, out)
+    prediction.timeline.save(out / "predicted.timeline", force=True)
     if html is not None:
         _write_page(prediction, log, out, html)
     _report(plan, prediction, log, out, json)
@@ -154,47 +172,52 @@ def step_shape(
     Raises:
         BadInput: the numbers contradict each other.
     """
-    if tokens_per_step is None:
-        if batch_size is not None:
-            return batch_size * (accumulate or 1), batch_size
-        samples = max(1, _DEFAULT_TOKENS_PER_STEP // seq_len)
-        samples = -(-samples // (accumulate or 1)) * (accumulate or 1)
-    else:
-        samples, rest = divmod(tokens_per_step, seq_len)
-        if rest or not samples:
+    parts = (batch_size or 1) * (accumulate or 1)
+    if tokens_per_step is not None:
+        samples = max(1, round(tokens_per_step / seq_len))
+        if samples * seq_len != tokens_per_step:
             raise BadInput(
-                f"{tokens_per_step} tokens a step are not a whole number of sequences of {seq_len}: "
-                f"write --tokens-per-step {max(1, round(tokens_per_step / seq_len)) * seq_len}"
+                f"{tokens_per_step} tokens a step are not a whole number of sequences of "
+                f"{seq_len}: write --tokens-per-step {samples * seq_len}"
             )
-    micro = batch_size or (samples // accumulate if accumulate else None)
-    if micro and (samples % micro or (accumulate and micro * accumulate != samples)):
+    elif batch_size is not None:
+        samples = parts
+    else:
+        samples = -(-max(1, _DEFAULT_TOKENS_PER_STEP // seq_len) // parts) * parts
+    if samples % parts or (batch_size and accumulate and samples != parts):
+        asked = {"--batch-size": batch_size, "--accumulate": accumulate}
+        options = " ".join(f"{name} {number}" for name, number in asked.items() if number)
         raise BadInput(
-            f"a step of {samples} samples cannot be made of micro-batches of {micro}"
-            + (f", {accumulate} times" if accumulate else "")
-            + ": leave out --batch-size or --accumulate, or change --tokens-per-step"
+            f"{tokens_per_step} tokens a step are {samples} sequences of {seq_len}, which is not "
+            f"what {options} gives: leave one out, or write --tokens-per-step {parts * seq_len}"
         )
-    return samples, micro
+    return samples, batch_size or (samples // accumulate if accumulate else None)
 
 
-def _is_plan(target: str) -> bool:
-    """Whether a file says that it is a plan; any other JSON is taken for a model's config."""
-    with open(target, encoding="utf-8", errors="replace") as file:
-        return '"memfit": "plan"' in file.read(200)
+def _plan_in(target: str) -> Plan | None:
+    """The plan, where the target is a record of memfit; other JSON is a model's config."""
+    path = Path(target)
+    if path.suffix != ".json" or not path.is_file():
+        return None
+    with open(path, encoding="utf-8", errors="replace") as file:
+        is_record = '"memfit":' in file.read(200)
+    return Plan.load(path) if is_record else None
 
 
-def _write_records(plan: Plan, prediction: Prediction, out: Path) -> None:
-    plan.save(out / "plan.json", force=True)
-    prediction.timeline.save(out / "predicted.timeline", force=True)
+def _what_was_read(text: TextData) -> str:
+    documents = "1 document" if text.num_documents == 1 else f"{text.num_documents:,} documents"
+    return (
+        f"{documents}, {len(text.train_tokens):,} tokens to train on, "
+        f"{len(text.eval_tokens):,} held out"
+    )
 
 
 def _write_page(prediction: Prediction, log: RunLog, out: Path, html: Path) -> None:
     from memfit.records.timeline import Timeline
     from memfit.reports.html import prediction_page
 
-    measured = Timeline.load(out / "measured.timeline")
-    html.parent.mkdir(parents=True, exist_ok=True)
-    write_text(html, prediction_page(prediction, measured=measured, runlog=log), force=True)
-    choices.stderr().print(f"Wrote {html}", markup=False)
+    measured = Timeline.load(RunFolder(out).timeline)
+    choices.write_page(html, prediction_page(prediction, measured=measured, runlog=log))
 
 
 def _report(plan: Plan, prediction: Prediction, log: RunLog, out: Path, json: bool) -> None:
@@ -218,4 +241,4 @@ def _report(plan: Plan, prediction: Prediction, log: RunLog, out: Path, json: bo
                 "resident_peak_bytes": max(step.resident_bytes or 0 for step in log.steps),
             }
         )
-    choices.stderr().print(f"Wrote {out}", markup=False)
+    choices.stderr().print(f"Wrote {out}", markup=False, soft_wrap=True)

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memfit.errors import MemfitError
+
 # Kineto announces every start and stop on stderr otherwise; it reads this once, at the first use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
@@ -42,7 +44,7 @@ class CpuAllocations:
     """A context that fills ``events`` when it ends.
 
     Raises:
-        RuntimeError: a profiler is running already.
+        MemfitError: a profiler is running already.
     """
 
     events: list[Allocation] = field(default_factory=list)
@@ -51,7 +53,10 @@ class CpuAllocations:
         autograd: Any = torch._C._autograd  # its stubs are behind its functions
         profiler = torch._C._profiler
         if autograd._profiler_enabled():
-            raise RuntimeError("a torch profiler is running: memfit needs it to see CPU memory")
+            raise MemfitError(
+                "a torch profiler, or another trace or recording of memfit, is running: both listen "
+                "to the allocator through the same hook, so run them one at a time"
+            )
         config = profiler.ProfilerConfig(
             profiler.ProfilerState.KINETO,
             False,  # shapes

@@ -28,6 +28,7 @@ def take_step(
 ) -> StepOutcome:
     """Makes the batch of step ``number``, counted from 1, and takes the step."""
     observer.step(number)
+    observer.phase("forward")
     batch = make_batch()
     observer.inputs(batch)
     return applied.step(batch)
@@ -38,6 +39,7 @@ def evaluate(
 ) -> EvalOutcome:
     """The loss over batches that are made one at a time, each of one micro-batch or less."""
     loss_sum, num_targets = 0.0, 0
+    observer.phase("eval")
     for make_batch in batches:
         batch = make_batch()
         observer.inputs(batch)

@@ -7,7 +7,7 @@ for the same memory, so scratch is looked up, computed or learnt once per key.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,23 @@ class TensorSpec:
     offset: int
     storage: int
     """Number of its storage among the storages of the call, in order of appearance."""
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie one after the other, the last dimension fastest."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+    def transposed(self, first: int, second: int) -> TensorSpec:
+        """The view with two dimensions exchanged."""
+        order = list(range(len(self.shape)))
+        order[first], order[second] = order[second], order[first]
+        shape = tuple(self.shape[dim] for dim in order)
+        return replace(self, shape=shape, stride=tuple(self.stride[dim] for dim in order))
 
     @property
     def extent_bytes(self) -> int:

@@ -51,7 +51,7 @@ def trace(
         with torch.random.fork_rng(devices=[]):
             dispatch = Dispatch(log, modules)
             with listener, modules, dispatch:
-                run(_Watch(dispatch, modules))
+                run(watch(dispatch, modules))
     finally:
         random.setstate(python_state)
         if collects:
@@ -64,6 +64,11 @@ def trace(
     sequences = sequences_of(calls, counts, on_progress)
     host = host_events(listener.events, {entry.mark: entry.real for entry in ran if entry.real})
     return assemble(log, host, sequences, _facts(dispatch))
+
+
+def watch(dispatch: Dispatch, modules: ModulePaths) -> Observer:
+    """The observer that labels what ``dispatch`` logs."""
+    return _Watch(dispatch, modules)
 
 
 class _Watch:

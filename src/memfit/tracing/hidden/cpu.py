@@ -261,14 +261,16 @@ def _flash_attention(call: Call, num_outputs: int) -> Sequence | None:
 def _flash_attention_backward(call: Call, num_outputs: int) -> Sequence | None:
     """Scores and their gradient of one block a thread, then one row of sums a thread.
 
-    native/cpu/FlashAttentionKernel.cpp, cpu_flash_attention_backward.  The row of sums is taken
-    inside the parallel loop, so that only this thread's is seen.
+    native/cpu/FlashAttentionKernel.cpp, cpu_flash_attention_backward.  The gradient is copied first
+    unless it lies in memory as (B, T, H, D).  The row of sums is taken inside the parallel loop, so
+    that only this thread's is seen.
     """
-    query, key = call.argument(1), call.argument(2)
+    gradient, query, key = call.argument(0), call.argument(1), call.argument(2)
     if not _is_flash_covered(call, 8):
         return None
     q_split, kv_split = _flash_splits(query.shape[2], key.shape[2])
-    sizes = [torch.get_num_threads() * 2 * q_split * kv_split * 4]
+    sizes = [] if _is_contiguous(gradient.transposed(1, 2)) else [gradient.num_bytes]
+    sizes.append(torch.get_num_threads() * 2 * q_split * kv_split * 4)
     if query.dtype is torch.bfloat16:
         sizes.append(torch.get_num_threads() * 2 * q_split * kv_split * 2)
     sizes.append(q_split * 4)
@@ -305,12 +307,7 @@ def _is_float(dtypes: set[torch.dtype]) -> bool:
 
 
 def _is_contiguous(tensor: TensorSpec) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    return tensor.is_contiguous
 
 
 def _is_blas_matrix(tensor: TensorSpec) -> bool:
@@ -390,7 +387,8 @@ _RULES: dict[str, Rule] = {
     ),
     **_named(
         _wrapping,
-        "add.Scalar add_.Scalar div.Scalar div_.Scalar mul.Scalar mul_.Scalar sub.Scalar sub_.Scalar",
+        "add.Scalar add_.Scalar div.Scalar div_.Scalar mul.Scalar mul_.Scalar sub.Scalar "
+        "sub_.Scalar",
     ),
     **_named(_comparing, "eq.Scalar ge.Scalar gt.Scalar le.Scalar lt.Scalar ne.Scalar"),
     **_named(_dividing_after, "mean mean.dim"),

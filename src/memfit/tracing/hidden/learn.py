@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 
@@ -25,11 +26,12 @@ _WARM_UP_SECONDS = 0.2
 """A call that takes less is run once before it is listened to, as in a run's later steps."""
 
 
-def run_call(call: Call) -> list[Allocation | tuple[str, int]]:
-    """The allocator's events inside one real run of the call, on zeros.
+Row: TypeAlias = tuple[int | str, int]
+"""(address, signed bytes), or ("output", j) where the storage of output j is allocated."""
 
-    An allocation that is the storage of output ``j`` comes as ``("output", j)``.
-    """
+
+def run_call(call: Call) -> list[Row]:
+    """The allocator's events inside one real run of the call, on zeros."""
     started = time.perf_counter()
     events = _listen(call)
     if time.perf_counter() - started < _WARM_UP_SECONDS:
@@ -37,7 +39,19 @@ def run_call(call: Call) -> list[Allocation | tuple[str, int]]:
     return events
 
 
-def _listen(call: Call) -> list[Allocation | tuple[str, int]]:
+def _listen(call: Call) -> list[Row]:
+    op = resolve(call.op)
+    args, kwargs = rebuild(call, zeros_for(call))
+    listener = CpuAllocations()
+    with listener:
+        result = call_below(op, args, kwargs)
+        addresses = _output_addresses(result)
+    events = _without_wrapped_numbers(listener.events, _num_wrapped(op, call))
+    return _name_outputs(events, addresses)
+
+
+def zeros_for(call: Call) -> Callable[[TensorSpec], torch.Tensor]:
+    """Makes the call's tensors, of zeros, those of one storage in one storage."""
     extents: dict[int, int] = {}
     for spec in call.tensors():
         extents[spec.storage] = max(extents.get(spec.storage, 0), spec.extent_bytes)
@@ -47,14 +61,7 @@ def _listen(call: Call) -> list[Allocation | tuple[str, int]]:
         storage = zeros[spec.storage].untyped_storage()
         return torch.empty(0, dtype=spec.dtype).set_(storage, spec.offset, spec.shape, spec.stride)
 
-    op = _resolve(call.op)
-    args, kwargs = rebuild(call, make)
-    listener = CpuAllocations()
-    with listener:
-        result = call_below(op, args, kwargs)
-        addresses = _output_addresses(result)
-    events = _without_wrapped_numbers(listener.events, _num_wrapped(op, call))
-    return _name_outputs(events, addresses)
+    return make
 
 
 def _num_wrapped(op: torch._ops.OpOverload, call: Call) -> int:
@@ -90,11 +97,9 @@ def _output_addresses(result: Any) -> list[int]:
     return [storage_address(leaf) for leaf in flat if isinstance(leaf, torch.Tensor)]
 
 
-def _name_outputs(
-    events: list[Allocation], addresses: list[int]
-) -> list[Allocation | tuple[str, int]]:
+def _name_outputs(events: list[Allocation], addresses: list[int]) -> list[Row]:
     """Replaces the last allocation at each output's address by ``("output", index)``."""
-    named: list[Allocation | tuple[str, int]] = list(events)
+    named: list[Row] = [(event.address, event.num_bytes) for event in events]
     for index, address in enumerate(addresses):
         for position in reversed(range(len(events))):
             if events[position].address == address:
@@ -104,7 +109,8 @@ def _name_outputs(
     return named
 
 
-def _resolve(name: str) -> torch._ops.OpOverload:
+def resolve(name: str) -> torch._ops.OpOverload:
+    """The op of a name such as ``aten::add.Tensor``."""
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), base)
@@ -121,11 +127,7 @@ def main() -> None:
         except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError) as error:
             print(json.dumps({"error": str(error)}), flush=True)
             continue
-        rows = [
-            ["output", event[1]] if isinstance(event[0], str) else [event[0], event[1]]
-            for event in events
-        ]
-        print(json.dumps({"events": rows}), flush=True)
+        print(json.dumps({"events": events}), flush=True)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def _learn_with_cache(
         fresh = _learn(unknown, on_progress)
         rows = {**_load(path), **rows, **fresh}
         _save(path, rows)
-    return [_to_sequence(rows.get(key)) for key in keys]
+    return [sequence_of_row(rows.get(key)) for key in keys]
 
 
 def _machine_key() -> str:
@@ -172,8 +172,8 @@ def _run_child(
     return answers
 
 
-def _to_sequence(row: Any) -> Sequence | None:
-    """A learnt row as a sequence; None where the op could not be run."""
+def sequence_of_row(row: Any) -> Sequence | None:
+    """An answer of the learning process as a sequence; None where the op could not be run."""
     if not isinstance(row, dict) or "events" not in row:
         return None
     events: list[Output | Take | Give] = []

@@ -44,6 +44,7 @@ format: $(VENV)/.test
 
 benchmarks: $(VENV)/.test
 	$(BIN)/python benchmarks/records.py
+	$(BIN)/python benchmarks/prediction.py
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

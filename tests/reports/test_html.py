@@ -130,7 +130,7 @@ def test_a_prediction_that_does_not_fit_shows_where_the_budget_ends(prediction):
 def test_the_measured_peak_stands_beside_the_predicted_one(prediction, gpt_timeline):
     equal = prediction_page(prediction, measured=prediction.timeline)
     assert "The peak: equal to the byte." in equal
-    assert "equal to the byte at every event" in equal
+    assert "equal to the byte at every measured event" in equal
     larger = prediction_page(prediction, measured=gpt_timeline(layers=13))
     assert re.search(r"The peak: predicted [\d.]+ MiB \([\d,]+ bytes\) below measured", larger)
     assert "stretched" in larger

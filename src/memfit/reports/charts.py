@@ -53,8 +53,8 @@ def memory_chart(prediction: Prediction) -> dict[str, Any]:
 def comparison_chart(prediction: Prediction, measured: Timeline) -> dict[str, Any]:
     """Predicted and measured live requested bytes on the predicted event axis.
 
-    ``largest_gap_bytes`` is the most that the two are apart at any event; None when they differ in
-    the number of events.
+    ``largest_gap_bytes`` is the most that the two are apart at any measured event; None when some
+    phase has another number of events in one than in the other.
     """
     predicted = prediction.timeline.curve()
     curve, places = measured.curve(), curves.stretched(measured, prediction.timeline)
@@ -64,10 +64,15 @@ def comparison_chart(prediction: Prediction, measured: Timeline) -> dict[str, An
         "predicted": {"x": ours.tolist(), "bytes": predicted[ours].tolist()},
         "measured": {"x": places[theirs].round(2).tolist(), "bytes": curve[theirs].tolist()},
         "phases": _bands(prediction.timeline),
-        "largest_gap_bytes": (
-            int(np.abs(predicted - curve).max(initial=0)) if len(predicted) == len(curve) else None
-        ),
+        "largest_gap_bytes": _largest_gap(predicted, curve, places),
     }
+
+
+def _largest_gap(predicted: np.ndarray, measured: np.ndarray, places: np.ndarray) -> int | None:
+    """The most bytes that two curves are apart; None where their events are not the same ones."""
+    if np.isnan(places).any() or np.any(places % 1):
+        return None
+    return int(np.abs(predicted[places.astype(np.int64)] - measured).max(initial=0))
 
 
 def training_chart(runlog: RunLog) -> dict[str, Any]:

@@ -8,6 +8,7 @@ the peak is exact; a short curve is kept whole.  E is the number of events.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -97,14 +98,25 @@ def views(timeline: Timeline, peak_event: int) -> tuple[list[Span], int]:
 def stretched(measured: Timeline, onto: Timeline) -> np.ndarray:
     """(E of ``measured``,) where each measured event lies on the event axis of ``onto``.
 
-    The same step takes the same width in both.  NaN in steps that ``onto`` does not have.
+    The same phase of the same step takes the same width in both: whole numbers where the two have
+    as many events in it.  NaN in phases that ``onto`` does not have.
     """
-    there = {span.step: span for span in step_spans(onto)}
+    there = _by_occurrence(phase_spans(onto))
     places = np.full(len(measured.events), np.nan)
-    for here in step_spans(measured):
-        if here.step in there:
-            target = there[here.step]
-            scale = (target.stop - target.start) / (here.stop - here.start)
-            width = here.stop - here.start
-            places[here.start : here.stop] = target.start + scale * np.arange(width)
+    for key, here in _by_occurrence(phase_spans(measured)).items():
+        if key in there:
+            target, width = there[key], here.stop - here.start
+            steps = np.arange(width) * (target.stop - target.start) / width
+            places[here.start : here.stop] = target.start + steps
     return places
+
+
+def _by_occurrence(spans: list[Span]) -> dict[tuple[int, str, int], Span]:
+    """Spans by step, phase, and which of that phase in that step it is."""
+    seen: Counter[tuple[int, str]] = Counter()
+    found = {}
+    for span in spans:
+        key = (span.step, span.label)
+        found[(*key, seen[key])] = span
+        seen[key] += 1
+    return found

@@ -1,0 +1,206 @@
+"""Checkpointing changes when things are computed, and not one bit of what."""
+
+import copy
+from collections import Counter
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+import torch
+from small_jobs import JOBS, SEQ_LEN
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from memfit.errors import BadInput
+from memfit.job import Job
+from memfit.records.recipe import Recipe
+from memfit.techniques.apply import Applied, apply
+from memfit.techniques.checkpointing import checkpoint_blocks, repeated_blocks
+
+
+class Block(nn.Module):
+    """Dropout draws numbers, and batch norm keeps statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.dropout(self.norm(self.linear(x)).relu(), 0.3, self.training)
+
+
+class Blocks(nn.Module):
+    def __init__(self, num_blocks: int = 5) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(num_blocks))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def blocks_job() -> Job:
+    return Job(
+        model=Blocks,
+        batch=lambda batch_size, seq_len: torch.randn(batch_size, 8),
+        loss=lambda model, batch: (model(batch) - batch.sum(1, keepdim=True)).square().mean(),
+    )
+
+
+def three_steps(job: Job, recipe: Recipe) -> tuple[dict[str, Any], Applied]:
+    """All that three steps come to, gradients included."""
+    torch.manual_seed(0)
+    applied = apply(job, recipe)
+    model, optimizer, step = applied
+    gradients: list[Tensor | None] = []
+
+    def keep_gradients(*_: object) -> None:
+        gradients.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
+
+    optimizer.register_step_pre_hook(keep_gradients)
+    outcomes = [astuple(step(job.batch(recipe.samples_per_step, SEQ_LEN))) for _ in range(3)]
+    found = {"outcomes": outcomes, "gradients": gradients, "weights": model.state_dict()}
+    return found | {"rng": torch.get_rng_state()}, applied
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "every:2", "every:3"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "blocks"])
+def test_losses_gradients_and_weights_are_those_of_the_plain_run(name, precision, checkpointing):
+    job = blocks_job() if name == "blocks" else JOBS[name]()
+    recipe = Recipe(precision=precision, batch_size=3, accumulate=2)
+
+    plain, _ = three_steps(job, recipe)
+    checkpointed, applied = three_steps(job, recipe.but(checkpointing=checkpointing))
+
+    assert "forward" in vars(repeated_blocks(applied.model)[0])  # it is checkpointed indeed
+    torch.testing.assert_close(checkpointed, plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "runs"),
+    [
+        ("none", [1, 1, 1, 1, 1]),
+        ("full", [2, 2, 2, 2, 2]),
+        ("every:2", [2, 1, 2, 1, 2]),
+        ("every:3", [2, 1, 1, 2, 1]),
+        ("every:9", [2, 1, 1, 1, 1]),
+    ],
+)
+def test_every_nth_block_is_run_twice_and_no_other(checkpointing, runs):
+    job = blocks_job()
+    model, _, step = apply(job, Recipe(batch_size=4, checkpointing=checkpointing))
+    counts: Counter[int] = Counter()
+    for index, block in enumerate(model.blocks):
+        block.linear.register_forward_pre_hook(lambda *_, index=index: counts.update([index]))
+
+    step(job.batch(4, 1))
+
+    assert [counts[index] for index in range(5)] == runs
+
+
+def test_evaluation_runs_no_block_twice():
+    job = blocks_job()
+    model, _, step = apply(job, Recipe(batch_size=4, checkpointing="full"))
+    counts: Counter[str] = Counter()
+    model.blocks[0].linear.register_forward_pre_hook(lambda *_: counts.update(["run"]))
+
+    step.evaluate(job.batch(4, 1))
+
+    assert counts["run"] == 1
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_no_name_in_the_state_dict_changes(name):
+    plain, checkpointed = JOBS[name]().model(), JOBS[name]().model()
+
+    checkpoint_blocks(checkpointed, Recipe(checkpointing="full"))
+
+    assert list(checkpointed.state_dict()) == list(plain.state_dict())
+
+
+def test_a_deep_copy_runs_its_own_blocks():
+    model = Blocks().eval()
+    checkpoint_blocks(model, Recipe(checkpointing="full"))
+    x = torch.randn(4, 8)
+    before = model(x)
+
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+
+    assert torch.equal(twin(x), before)
+
+
+# Which blocks
+
+
+class Experts(nn.Module):
+    def __init__(self, num_experts: int) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(num_experts))
+        self.norm = nn.LayerNorm(4)
+
+
+class Stack(nn.Module):
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+
+def lists_of(*lengths: int) -> list[nn.ModuleList]:
+    return [nn.ModuleList(Block() for _ in range(length)) for length in lengths]
+
+
+def test_the_layers_are_found_and_not_the_experts_inside():
+    layers = nn.ModuleList(Experts(num_experts=64) for _ in range(2))
+
+    assert repeated_blocks(Stack(layers=layers)) == list(layers)
+
+
+def test_encoder_and_decoder_are_one_row_of_blocks():
+    encoder, decoder = lists_of(2, 3)
+
+    assert repeated_blocks(Stack(encoder=encoder, decoder=decoder)) == [*encoder, *decoder]
+
+
+def test_stages_that_are_nothing_but_blocks_are_taken_apart():
+    stages = nn.ModuleList(nn.Sequential(*blocks) for blocks in lists_of(1, 3, 2))
+
+    found = repeated_blocks(Stack(stages=stages))
+
+    assert found == [block for stage in stages for block in stage]
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("gpt", "Block"),
+        ("gpt2", "GPT2Block"),
+        ("llama", "LlamaDecoderLayer"),
+        ("bert", "BertLayer"),
+        ("vit", "ViTLayer"),
+    ],
+)
+def test_a_transformers_layers_are_found(name, layer):
+    found = repeated_blocks(JOBS[name]().model())
+
+    assert [type(block).__name__ for block in found] == [layer] * 2
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.ModuleList([nn.Linear(2, 2)])],
+)
+def test_a_model_without_repeated_blocks_is_refused(model):
+    with pytest.raises(BadInput, match=r"has no repeated blocks .*: use checkpointing none"):
+        checkpoint_blocks(model, Recipe(checkpointing="full"))
+
+
+def test_a_model_without_repeated_blocks_can_be_left_alone():
+    checkpoint_blocks(nn.Linear(2, 2), Recipe(checkpointing="none"))

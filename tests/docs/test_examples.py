@@ -1,9 +1,9 @@
 """Every example on the pages runs, in the order it is read, and what is shown was really said.
 
-A ``console`` block is a session: ``$`` starts a command, what follows it is what the command says.
-A ``python`` block is run in one namespace a page, or is written to a file when its first line is
-``# file: NAME``; a ``text`` block after it shows what it prints.  A comment ``<!-- not run: WHY -->``
-above a block leaves it out; its commands must still be ones that memfit understands.
+A ``console`` block is a session: ``$`` starts a command, below it stands what the command says.  A
+``python`` block is run in one namespace a page, or is written to a file when its first line is
+``# file: NAME``; a ``text`` block after it shows what it prints.  ``<!-- not run: why -->`` above a
+block leaves it out; its commands must still be ones that memfit understands.
 
 Shown numbers depend on the machine and the day, so it is the words that are compared.
 """
@@ -17,11 +17,11 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
 import typer
-from pydoc_data.topics import topics
 
 from memfit.cli import main
 
@@ -105,7 +105,7 @@ class Reader:
 
 
 def memfit(arguments: list[str]) -> tuple[int, str]:
-    """Runs the command line in this process: importing torch for each would take most of the time."""
+    """Runs the command line in this process: most of a process's time is importing torch."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         patch.setattr(sys, "argv", ["memfit", *arguments])
         with contextlib.redirect_stderr(out):
@@ -189,13 +189,11 @@ def test_what_is_shown_is_compared_by_its_words(shown: str, is_true: bool) -> No
 
 def test_a_session_is_cut_at_its_prompts(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(
-        "<!-- not run: it takes minutes -->\n```console\n$ one \\\n    two\nsaid\nmore\n$ three\n```\n"
-        "```python\nx = 1\n```\n"
-    )
+    session = "```console\n$ one \\\n    two\nsaid\nmore\n$ three\n```\n"
+    page.write_text(f"<!-- not run: takes minutes -->\n{session}```python\nx = 1\n```\n")
 
-    session, code = blocks_of(page)
+    typed, code = blocks_of(page)
 
-    assert session.commands() == [("one     two", "said\nmore\n"), ("three", "")]
-    assert (session.why_not_run, session.line) == ("it takes minutes", 3)
-    assert (code.why_not_run, code.text, code.line) == (None, "x = 1\n", 11)
+    assert typed.commands() == [("one     two", "said\nmore\n"), ("three", "")]
+    assert (typed.why_not_run, typed.line) == ("takes minutes", 3)
+    assert (code.why_not_run, code.text, code.line) == (None, "x = 1\n", 10)

@@ -31,6 +31,7 @@ def traced(body) -> Timeline:
 
 def test_a_tensor_has_a_size_and_no_memory() -> None:
     process = psutil.Process()
+    traced(lambda: torch.zeros(10).add_(1))  # what the first trace imports is not the tensor's
     before = process.memory_info().rss
     timeline = traced(lambda: torch.zeros(1 << 12, 1 << 20).add_(1))  # 16 GiB
     assert int(timeline.curve().max()) >= 16 << 30
@@ -88,6 +89,20 @@ def test_writing_unknown_values_into_a_known_tensor_makes_it_unknown() -> None:
 def test_a_result_whose_size_hangs_on_unknown_values_is_refused_with_its_line() -> None:
     with pytest.raises(BadInput, match=r"test_dispatch\.py:\d+: aten::nonzero"):
         traced(lambda: torch.randn(100, 100).nonzero())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda: torch.randn(99, 99)[torch.randn(99, 99) > 0],
+        lambda: torch.randint(5, (9_000_000,)).bincount(),
+        lambda: torch.randn(99, 99).to_sparse(),
+    ],
+    ids=["a mask as index", "counting", "a sparse tensor"],
+)
+def test_what_cannot_be_told_without_data_is_refused_with_its_line(body) -> None:
+    with pytest.raises(BadInput, match=r"test_dispatch\.py:\d+: what aten::"):
+        traced(body)
 
 
 def test_views_share_their_block() -> None:

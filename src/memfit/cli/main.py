@@ -33,7 +33,7 @@ def run() -> None:
     # through them again and again is a fifth of the time that a short command takes.
     gc.disable()
     try:
-        app()
+        app(prog_name="memfit")
     except MemfitError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:

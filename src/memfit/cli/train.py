@@ -184,12 +184,13 @@ def step_shape(
         samples = parts
     else:
         samples = -(-max(1, _DEFAULT_TOKENS_PER_STEP // seq_len) // parts) * parts
-    if samples % parts or (batch_size and accumulate and samples != parts):
+    wanted = parts if batch_size and accumulate else max(1, round(samples / parts)) * parts
+    if samples != wanted:
         asked = {"--batch-size": batch_size, "--accumulate": accumulate}
         options = " ".join(f"{name} {number}" for name, number in asked.items() if number)
         raise BadInput(
-            f"{tokens_per_step} tokens a step are {samples} sequences of {seq_len}, which is not "
-            f"what {options} gives: leave one out, or write --tokens-per-step {parts * seq_len}"
+            f"{tokens_per_step} tokens a step are {samples} sequences of {seq_len}, which "
+            f"{options} does not give: leave it out, or write --tokens-per-step {wanted * seq_len}"
         )
     return samples, batch_size or (samples // accumulate if accumulate else None)
 

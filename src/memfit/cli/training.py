@@ -83,9 +83,9 @@ class _Board:
     def memory(self) -> str:
         """Tensors now and at their peak, as measured and as predicted; and the whole process."""
         return (
-            f"tensors {format_size(self._live_bytes)} now, peak {format_size(self._peak_bytes)}, "
+            f"tensors {format_size(self._live_bytes)}, peak {format_size(self._peak_bytes)}, "
             f"predicted {format_size(self._predicted_bytes)}; "
-            f"whole process {format_size(self._last.resident_bytes or 0)}"
+            f"process {format_size(self._last.resident_bytes or 0)}"
         )
 
     def lines(self) -> Group:

@@ -54,8 +54,8 @@ class CpuAllocations:
         profiler = torch._C._profiler
         if autograd._profiler_enabled():
             raise MemfitError(
-                "a torch profiler, or another trace or recording of memfit, is running: both listen "
-                "to the allocator through the same hook, so run them one at a time"
+                "a torch profiler, or another trace or recording of memfit, is running: they listen "
+                "to the allocator through one hook, so run them one at a time"
             )
         config = profiler.ProfilerConfig(
             profiler.ProfilerState.KINETO,

@@ -19,13 +19,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memfit.devices.cpu_allocations import mark
-from memfit.errors import MemfitError
+from memfit.errors import BadInput, MemfitError
 from memfit.tracing.calls import Call, call_below, describe
 from memfit.tracing.log import Block, Died, Log, PhaseSpan, Ran, Use
 from memfit.tracing.memory import storage_address
 from memfit.tracing.modules import ModulePaths
 from memfit.tracing.shapes import Fresh, Outputs, infer_outputs
-from memfit.tracing.values import READING_OPS, Values, is_small
+from memfit.tracing.values import READING_OPS, Values, is_small, user_line
 
 _FAKE = torch._C._dispatch_key_parse("Fake")
 _FAKE_SET = torch._C.DispatchKeySet(_FAKE)
@@ -170,7 +170,14 @@ class Dispatch:
 
     def _make(self, op: torch._ops.OpOverload, call: Call, ran: Ran) -> Any:
         """The outputs of a call, in storages without memory."""
-        outputs = self._infer(op, call)
+        try:
+            outputs = self._infer(op, call)
+        except NotImplementedError as error:
+            raise BadInput(
+                f"{user_line()}: what {op.name()} returns cannot be told without data, or PyTorch "
+                "has no shape rule (meta kernel) for it; compute it from the inputs, use "
+                "torch.where in place of a mask as index, or register a fake kernel of the op"
+            ) from error
         leaves = [
             self._make_tensor(leaf, ran) if isinstance(leaf, Fresh) else leaf
             for leaf in outputs.leaves

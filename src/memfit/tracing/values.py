@@ -77,7 +77,7 @@ class Values:
         name = op.name().partition(".")[0]
         if not any(self.is_unknown(tensor) for tensor in tensors):
             return NotImplemented if name in _SIZED_BY_VALUES else call_below(op, args, kwargs)
-        line = _user_line()
+        line = user_line()
         if name in _SIZED_BY_VALUES:
             raise BadInput(
                 f"{line}: {op.name()} gives a result whose size depends on values that a "
@@ -91,7 +91,7 @@ class Values:
         return 1.0 if dtype.is_floating_point else 1
 
 
-def _user_line() -> str:
+def user_line() -> str:
     """``file.py:12`` of the innermost frame outside torch and this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None:

@@ -1,8 +1,8 @@
 """How much memory a run really takes: the CPU allocator's count, and the process's size.
 
-Listening to every block costs a few per cent of a step, so not every step is listened to: the
-first ones from the model's construction on, then one in ten and each that evaluates.  Between two
-such stretches the count of live bytes is carried over.
+Listening costs microseconds a block, which is much of a small model's step, so not every step is
+listened to: the first ones from the model's construction on, then one in ten and each that
+evaluates.  Between two such stretches the count of live bytes is carried over.
 """
 
 from __future__ import annotations

@@ -23,6 +23,13 @@ def printed():
     return run
 
 
+def test_what_a_prediction_should_be_weighed_by_is_said(printed, prediction):
+    facts = {"unknown values read": "train.py:7 (answered with 1.0, 1 or False)"}
+    doubted = replace(prediction, timeline=replace(prediction.timeline, facts=facts))
+    lines = printed(terminal.print_prediction, doubted)
+    assert "Note: unknown values read: train.py:7 (answered with 1.0, 1 or False)" in lines
+
+
 def test_a_prediction_in_the_terminal(printed, prediction):
     prediction = replace(prediction, learnt_bytes=5000)
     assert printed(terminal.print_prediction, prediction) == [

@@ -20,6 +20,9 @@ from memfit.units import format_duration, format_size
 _BAR_WIDTH = 24
 _NUM_LARGEST = 8
 
+_DOUBTS = ("scratch unknown", "unknown values read")
+"""Facts of a Timeline that a person should weigh a prediction by."""
+
 
 def print_prediction(console: Console, prediction: Prediction) -> None:
     """Verdict, peaks, what the peak is made of, phases and the largest tensors."""
@@ -43,6 +46,10 @@ def print_prediction(console: Console, prediction: Prediction) -> None:
     if prediction.learnt_bytes:
         learnt = format_size(prediction.learnt_bytes)
         console.print(_plain(f"\n{learnt} of the peak was learnt by running ops once.", "dim"))
+    for fact in _DOUBTS:
+        if fact in prediction.timeline.facts:
+            note = f"\nNote: {fact}: {prediction.timeline.facts[fact]}"
+            console.print(_plain(note, "yellow"))
     console.print(_plain(f"\nPredicted in {format_duration(prediction.seconds)}.", "dim"))
 
 

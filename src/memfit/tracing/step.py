@@ -62,8 +62,13 @@ def trace(
     for entry in ran:
         counts[entry.call] = max(counts[entry.call], len(entry.blocks))
     sequences = sequences_of(calls, counts, on_progress)
+    facts = _facts(dispatch)
+    pairs = zip(calls, sequences, strict=True)
+    unknown = {call.op for call, sequence in pairs if sequence.origin == "unknown"}
+    if unknown:
+        facts["scratch unknown"] = f"{', '.join(sorted(unknown))} (counted as none)"
     host = host_events(listener.events, {entry.mark: entry.real for entry in ran if entry.real})
-    return assemble(log, host, sequences, _facts(dispatch))
+    return assemble(log, host, sequences, facts)
 
 
 def watch(dispatch: Dispatch, modules: ModulePaths) -> Observer:

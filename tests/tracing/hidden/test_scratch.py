@@ -52,6 +52,7 @@ def test_an_op_that_cannot_run_is_taken_to_allocate_its_outputs(own_cache: Path)
     unknown = Call("nowhere::such", (tensor(2),), ())
     plain, good, other = scratch.sequences_of([broken, convolution(4), unknown], [1, 1, 2])
     assert plain.events == (Output(0),)
+    assert plain.origin == other.origin == "unknown"
     assert good.origin == "learnt"
     assert other.events == (Output(0), Output(1))
 
@@ -71,6 +72,7 @@ def test_a_call_on_more_than_the_limit_is_not_run(
     huge = Call("aten::convolution", (tensor(1 << 30), tensor(1, 1, storage=1)), ())
     (plain,) = scratch.sequences_of([huge], [1])
     assert plain.events == (Output(0),)
+    assert plain.origin == "unknown"
 
 
 def test_a_call_is_the_same_after_it_was_sent() -> None:

@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ def sequences_of(
 ) -> list[Sequence]:
     """What happens inside each call on this machine's CPU.
 
+    Where neither a formula is known nor the op could be run, its outputs alone are counted, and the
+    sequence's origin is ``unknown``.
+
     Args:
         calls: distinct calls.
         num_outputs: how many of its outputs each call allocates.
@@ -51,7 +55,7 @@ def sequences_of(
     if missing:
         learnt = _learn_with_cache([calls[index] for index in missing], on_progress)
         for index, sequence in zip(missing, learnt, strict=True):
-            found[index] = sequence or outputs_only(num_outputs[index])
+            found[index] = sequence or replace(outputs_only(num_outputs[index]), origin="unknown")
     return [sequence for sequence in found if sequence is not None]
 
 

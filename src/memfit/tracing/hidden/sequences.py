@@ -29,7 +29,10 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """The events inside a call, and how they are known: ``traced``, ``formula`` or ``learnt``."""
+    """The events inside a call, and how they are known.
+
+    ``origin`` is ``traced`` (outputs only), ``formula``, ``learnt``, or ``unknown``.
+    """
 
     events: tuple[Output | Take | Give, ...]
     origin: str

@@ -99,8 +99,8 @@ def test_a_page_shows_the_prediction_and_the_measurement(train, tmp_path):
 
 
 def test_a_plan_trains_the_same_recipe_again(train, tmp_path):
-    options = ("--tokens-per-step", 8 * SEQ_LEN, "--memory", "600KB", "--learning-rate", "0.01")
-    train(TARGET, *options, "--optimizer", "sgd", out=tmp_path / "first")
+    options = ("--tokens-per-step", 8 * SEQ_LEN, "--batch-size", 2, "--checkpointing", "every:2")
+    train(TARGET, *options, "--optimizer", "sgd", "--memory", "1GiB", out=tmp_path / "first")
 
     said = train(tmp_path / "first" / "plan.json", "--json", out=tmp_path / "second")
 

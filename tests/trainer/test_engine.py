@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from tiny_runs import SEQ_LEN, VOCAB_SIZE, deeper_gpt, tiny_gpt, write_text_to_learn
 
+from memfit.data.batches import Batches
 from memfit.data.text import TextData, load
 from memfit.errors import BadInput, MemfitError
 from memfit.models.objectives import image_batch
@@ -23,6 +25,7 @@ from memfit.records.plan import Plan
 from memfit.records.recipe import Recipe
 from memfit.records.runlog import RunLog, StepRecord
 from memfit.records.timeline import Timeline
+from memfit.techniques.apply import apply
 from memfit.trainer import engine, saved_state
 from memfit.trainer.engine import train
 from memfit.trainer.options import TrainOptions
@@ -91,19 +94,27 @@ def test_a_run_that_was_interrupted_and_resumed_is_the_straight_run(text, straig
     assert results(tmp_path) == results(straight)
 
 
-def test_steps_after_the_last_saved_state_are_taken_again(text, straight, tmp_path, monkeypatch):
-    class Killed(BaseException):
-        pass
+class Killed(BaseException):
+    """The end of a run that had no time to save anything."""
 
+
+def kill_after(step: int) -> Callable[[StepRecord], None]:
     def on_step(record: StepRecord) -> None:
-        if record.step == 5:
+        if record.step == step:
             raise Killed
 
-    with pytest.raises(Killed):
-        train(tiny_gpt(), RECIPE, text, tmp_path, options=OPTIONS, on_step=on_step)
-    assert len(RunLog.load(tmp_path / "run.jsonl").steps) == 5  # the state is that of step 3
+    return on_step
 
-    train(tiny_gpt(), RECIPE, text, tmp_path, options=OPTIONS, resume=True)
+
+def test_steps_after_the_last_saved_state_are_taken_again(text, straight, tmp_path):
+    with pytest.raises(Killed):
+        train(tiny_gpt(), RECIPE, text, tmp_path, options=OPTIONS, on_step=kill_after(6))
+    assert len(RunLog.load(tmp_path / "run.jsonl").steps) == 6  # the state is that of step 3
+
+    settings = {"options": OPTIONS, "resume": True}
+    log = train(tiny_gpt(), RECIPE, text, tmp_path, on_step=interrupt_after(4), **settings)
+    assert len(log.steps) == 5  # the first two steps of a session are logged together
+    train(tiny_gpt(), RECIPE, text, tmp_path, **settings)
 
     assert results(tmp_path) == results(straight)
 
@@ -167,15 +178,27 @@ def test_the_folder_holds_the_last_states_and_what_belongs_to_them(straight, tex
     assert tokenizer == text.tokenizer_path.read_text()
 
 
-def test_the_held_out_rows_are_the_same_for_every_micro_batch(text, tmp_path):
-    options = TrainOptions(num_steps=1)
+def test_the_first_step_is_that_of_a_fresh_model_over_the_first_batch(text, straight):
+    torch.manual_seed(OPTIONS.seed)
+    _, _, step = apply(tiny_gpt(), RECIPE)
+    batches = Batches(text.train_tokens, samples_per_step=8, seq_len=SEQ_LEN, seed=OPTIONS.seed)
+
+    outcome = step(batches.batch(0))
+
+    first = RunLog.load(straight / "run.jsonl").steps[0]
+    assert (first.loss, first.grad_norm) == (outcome.loss, outcome.grad_norm)
+
+
+def test_the_held_out_rows_are_the_same_64_for_every_micro_batch(text, tmp_path):
     losses = []
-    for batch_size in (1, 3, 12):
+    for batch_size, num_rows in ((1, 100), (3, 100), (12, 100), (12, 64)):
         recipe = RECIPE.but(batch_size=batch_size, accumulate=12 // batch_size)
-        log = train(tiny_gpt(), recipe, text, tmp_path, options=options, force=True)
+        held_out = replace(text, eval_tokens=text.train_tokens[: num_rows * SEQ_LEN + 1])
+        settings = {"options": TrainOptions(num_steps=1), "force": True}
+        log = train(tiny_gpt(), recipe, held_out, tmp_path, **settings)
         losses.append(log.steps[0].eval_loss)
 
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
 
 
 # Measured beside predicted
@@ -327,6 +350,16 @@ def test_with_force_a_run_begins_anew(text, straight, tmp_path):
     train(tiny_gpt(), RECIPE, text, tmp_path, options=OPTIONS, force=True)
 
     assert results(tmp_path) == results(straight)
+
+
+def test_with_force_no_state_of_the_former_run_is_left(text, tmp_path):
+    train(tiny_gpt(), RECIPE, text, tmp_path, options=OPTIONS)
+    settings = {"options": OPTIONS, "on_step": kill_after(1)}
+    with pytest.raises(Killed):
+        train(tiny_gpt(), RECIPE, text, tmp_path, force=True, **settings)
+
+    with pytest.raises(BadInput, match="there is no saved state"):
+        train(tiny_gpt(), RECIPE, text, tmp_path, options=OPTIONS, resume=True)
 
 
 def test_a_run_that_cannot_begin_leaves_the_former_one_alone(text, straight):

@@ -54,7 +54,7 @@ class CpuAllocations:
         profiler = torch._C._profiler
         if autograd._profiler_enabled():
             raise MemfitError(
-                "a torch profiler, or another trace or recording of memfit, runs already: they listen "
+                "a torch profiler, or another trace or recording of memfit, is running: all listen "
                 "to the allocator through one hook, so run them one at a time"
             )
         config = profiler.ProfilerConfig(

@@ -78,7 +78,7 @@ def _checkpointed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         block,
         *args,
         use_reentrant=False,
-        context_fn=lambda: (nullcontext(), nullcontext()),
+        context_fn=lambda: (nullcontext(), _statistics_kept(block)),
         **kwargs,
     )
 

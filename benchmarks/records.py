@@ -54,7 +54,7 @@ def random_timeline(num_events: int) -> Timeline:
         device="cpu",
         events=np.array(events, dtype="int32"),
         phases=rng.integers(0, len(PHASES), len(events), dtype="uint8"),
-        steps=rng.integers(0, 3, len(events), dtype="int16"),
+        steps=rng.integers(0, 3, len(events), dtype="int32"),
         num_bytes=rng.integers(1, 1 << 32, num_blocks, dtype="int64"),
         categories=rng.integers(0, len(CATEGORIES), num_blocks, dtype="uint8"),
         origins=np.zeros(num_blocks, dtype="uint8"),

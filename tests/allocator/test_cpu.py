@@ -12,7 +12,7 @@ def test_the_cpu_hands_out_what_is_asked_for_and_keeps_nothing_back() -> None:
         device="cpu",
         events=np.array([1, 2, -1], dtype=np.int32),
         phases=np.zeros(3, dtype=np.uint8),
-        steps=np.zeros(3, dtype=np.int16),
+        steps=np.zeros(3, dtype=np.int32),
         num_bytes=np.array([100, 1], dtype=np.int64),
         categories=np.zeros(2, dtype=np.uint8),
         origins=np.zeros(2, dtype=np.uint8),

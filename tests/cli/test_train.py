@@ -113,6 +113,16 @@ def test_a_plan_trains_the_same_recipe_again(train, tmp_path):
     assert weights(tmp_path / "second") == weights(tmp_path / "first")
 
 
+def test_a_plan_keeps_the_vocabulary_that_was_asked_for(train, tmp_path):
+    options = ("--batch-size", 2, "--vocab-size", 300)
+    train("nanochat-d1", *options, "--seq-len", SEQ_LEN, out=tmp_path / "first")
+
+    said = train(tmp_path / "first" / "plan.json", "--json", out=tmp_path / "second")
+
+    assert said.exit_code == 0
+    assert Plan.load(tmp_path / "second" / "plan.json").vocab_size == 300
+
+
 def test_what_is_asked_beside_a_plan_wins(train, tmp_path):
     train(TARGET, "--batch-size", 4, "--accumulate", 2, out=tmp_path / "first")
 

@@ -19,7 +19,7 @@ from memfit.planner.budget import LADDER, fit_to_budget
 from memfit.records.plan import Plan
 from memfit.records.prediction import Prediction
 from memfit.records.recipe import Recipe
-from memfit.units import MiB, parse_size
+from memfit.units import GiB, MiB, parse_size
 
 SAMPLES = 4
 SIZES = (1, 2, 4)
@@ -163,12 +163,13 @@ def test_a_budget_with_room_takes_one_prediction(peaks):
     assert fit(10 * max(peaks.values())).rejected == ()
 
 
-def test_without_a_budget_the_whole_machine_is_there():
+def test_without_a_budget_there_is_what_the_machine_has_free(monkeypatch):
+    monkeypatch.setattr(budget, "available_bytes", lambda: 10 * GiB)
     plan, prediction = fit_to_budget(
         JOB, Recipe(), target="tiny", budget_bytes=None, samples_per_step=SAMPLES, seq_len=SEQ_LEN
     )
 
-    assert plan.budget_bytes == prediction.device.total_bytes
+    assert plan.budget_bytes == prediction.budget_bytes == 10 * GiB
 
 
 def linear_job(loss: Any = lambda model, batch: model(batch).mean()) -> Job:

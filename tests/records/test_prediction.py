@@ -46,7 +46,7 @@ def prediction(device_bytes: int, budget_bytes: int) -> Prediction:
         timeline=Timeline(
             device="cpu",
             phases=np.zeros(0, dtype="uint8"),
-            steps=np.zeros(0, dtype="int16"),
+            steps=np.zeros(0, dtype="int32"),
             num_bytes=none,
             categories=np.zeros(0, dtype="uint8"),
             origins=np.zeros(0, dtype="uint8"),

@@ -50,7 +50,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
         device=draw(text),
         events=np.array(events, dtype="int32"),
         phases=column(0, len(PHASES) - 1, len(events), "uint8"),
-        steps=column(0, 1000, len(events), "int16"),
+        steps=column(0, 1000, len(events), "int32"),
         num_bytes=column(0, 1 << 40, num_blocks, "int64"),
         categories=column(0, len(CATEGORIES) - 1, num_blocks, "uint8"),
         origins=column(0, len(ORIGINS) - 1, num_blocks, "uint8"),

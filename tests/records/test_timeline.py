@@ -22,7 +22,7 @@ def timeline(events: list[int], sizes: list[int], **columns: Any) -> Timeline:
         "events": np.array(events, dtype="int32"),
         "num_bytes": np.array(sizes, dtype="int64"),
         "phases": np.zeros(len(events), dtype="uint8"),
-        "steps": np.zeros(len(events), dtype="int16"),
+        "steps": np.zeros(len(events), dtype="int32"),
         "categories": np.zeros(len(sizes), dtype="uint8"),
         "origins": np.zeros(len(sizes), dtype="uint8"),
         **{name: np.zeros(len(sizes), dtype="int32") for name in ("ops", "modules", "tensors")},
@@ -160,7 +160,7 @@ def test_a_code_that_stands_for_nothing_is_refused(column: str, code: int) -> No
 def test_a_column_of_another_length_or_type_is_refused() -> None:
     with pytest.raises(ValueError, match=r"column phases is uint8\(2,\), not uint8\(1,\)"):
         timeline([1], [8], phases=[0, 0])
-    with pytest.raises(ValueError, match=r"column steps is int64\(1,\), not int16\(1,\)"):
+    with pytest.raises(ValueError, match=r"column steps is int64\(1,\), not int32\(1,\)"):
         Timeline(**{**vars(timeline([1], [8])), "steps": np.zeros(1, dtype="int64")})
 
 

@@ -60,7 +60,7 @@ class Notebook:
             device="cpu",
             events=events.astype("int32"),
             phases=phases.astype("uint8"),
-            steps=steps.astype("int16"),
+            steps=steps.astype("int32"),
             num_bytes=sizes,
             categories=categories.astype("uint8"),
             origins=origins.astype("uint8"),

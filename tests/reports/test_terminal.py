@@ -114,16 +114,16 @@ def test_a_plan_in_the_terminal(printed):
 def test_a_run_in_the_terminal(printed, runlog_of):
     assert printed(terminal.print_run, runlog_of(predicted=1 << 30)) == [
         "Trained gpt2",
-        "  Steps               200",
-        "  Time                1 min 40 s",
-        "  Training loss       10.615 → 3.088",
-        "  Evaluation loss     3.153",
-        "  Targets per second  16,384",
-        "  Measured peak       1.00 GiB",
-        "  Predicted peak      1.00 GiB",
-        "  Budget              2.00 GiB",
-        "  Resident memory     2.05 GiB",
-        "  Difference          equal to the byte",
+        "  Steps                   200",
+        "  Time                    1 min 40 s",
+        "  Training loss           10.615 → 3.088",
+        "  Evaluation loss         3.153",
+        "  Targets per second      16,384",
+        "  Tensor peak, measured   1.00 GiB",
+        "  Tensor peak, predicted  1.00 GiB",
+        "  Budget                  2.00 GiB",
+        "  Whole process           2.05 GiB",
+        "  Difference              equal to the byte",
     ]
 
 

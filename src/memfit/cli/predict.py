@@ -60,7 +60,6 @@ def predict(
     from memfit.models.target import resolve
     from memfit.planner.predict import predict as predict_job
 
-    choices.collect_garbage_again()
     job = resolve(target, vocab_size=vocab_size)
     with shown_progress(choices.stderr(), LEARNING) as on_learning:
         prediction = predict_job(

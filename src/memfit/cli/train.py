@@ -104,6 +104,7 @@ def train(
     if planned is not None:
         target = planned.target
         seq_len = seq_len or planned.seq_len
+        vocab_size = vocab_size or planned.vocab_size
         budget_bytes = budget_bytes or planned.budget_bytes
         if tokens_per_step is None:
             batch_size = batch_size or recipe.batch_size

@@ -40,6 +40,11 @@ def machine(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"
     )
 
 
+def available_bytes() -> int:
+    """What a new run can take of this machine's memory now, without pushing anything out."""
+    return min(machine().total_bytes, int(psutil.virtual_memory().available))
+
+
 def gpus() -> list[Device]:
     """The cards of this machine in the driver's order; empty without a driver or nvidia-ml-py.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from memfit.devices.detect import machine
+from memfit.devices.detect import available_bytes
 from memfit.errors import BadInput, DoesNotFit
 from memfit.job import Job
 from memfit.planner.predict import predict
@@ -43,7 +43,7 @@ def fit_to_budget(
         job: what is trained.
         recipe: everything but what is chosen here.
         target: what the command line was given, kept in the plan.
-        budget_bytes: the most that tensors may take; all of the machine's when left out.
+        budget_bytes: the most that tensors may take; what the machine has free when left out.
         samples_per_step: samples behind one optimizer step.
         seq_len: tokens of a sample; the job's own length when left out.
         keep_batch_size: keep the recipe's micro-batch, which must divide the samples of a step.
@@ -58,7 +58,7 @@ def fit_to_budget(
     search = _Search(
         job=job,
         recipe=recipe,
-        budget_bytes=machine().total_bytes if budget_bytes is None else budget_bytes,
+        budget_bytes=available_bytes() if budget_bytes is None else budget_bytes,
         samples_per_step=samples_per_step,
         seq_len=seq_len,
         on_progress=on_progress,
@@ -76,7 +76,7 @@ def fit_to_budget(
             break
         if found is not None:
             reason = _reason(found.recipe, keep_batch_size, keep_checkpointing)
-            return _plan(found, search.tried, target, reason), found
+            return _plan(job, found, search.tried, target, reason), found
     raise _does_not_fit(search.tried)
 
 
@@ -133,12 +133,13 @@ class _Search:
         return prediction
 
 
-def _plan(chosen: Prediction, tried: list[Prediction], target: str, reason: str) -> Plan:
+def _plan(job: Job, chosen: Prediction, tried: list[Prediction], target: str, reason: str) -> Plan:
     return Plan(
         target=target,
         recipe=chosen.recipe,
         device=chosen.device.name,
         seq_len=chosen.seq_len,
+        vocab_size=job.vocab_size,
         budget_bytes=chosen.budget_bytes,
         predicted_peak_bytes=chosen.peak.device_bytes,
         reason=reason,

@@ -82,7 +82,7 @@ class Capture:
             device="cpu",
             events=np.array(events, dtype=np.int32),
             phases=codes[:, 0].astype(np.uint8),
-            steps=codes[:, 1].astype(np.int16),
+            steps=codes[:, 1].astype(np.int32),
             num_bytes=np.array(sizes, dtype=np.int64),
             categories=np.full(num_blocks, CATEGORIES.index("other"), dtype=np.uint8),
             origins=np.full(num_blocks, ORIGINS.index("measured"), dtype=np.uint8),

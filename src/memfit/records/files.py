@@ -27,6 +27,14 @@ _MAX_COLUMN_BYTES = 1 << 28
 """A column that claims to be larger than this is refused unread."""
 
 
+def cache_folder() -> Path:
+    """What can be computed again: ``$MEMFIT_CACHE``, else ``memfit`` in the user's cache folder."""
+    own = os.environ.get("MEMFIT_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memfit"
+
+
 @contextlib.contextmanager
 def replacing(path: Path, *, force: bool) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place when the block ends well.

@@ -40,6 +40,9 @@ class Plan:
 
     seq_len: int | None
 
+    vocab_size: int | None = None
+    """Of the model that was predicted, where it is a language model."""
+
     budget_bytes: int
 
     predicted_peak_bytes: int

@@ -40,7 +40,7 @@ ORIGINS = ("traced", "host", "formula", "learnt", "measured")
 scalars, generator states); scratch from a formula; scratch learnt by running the op once; or
 recorded from a real run."""
 
-_EVENT_COLUMNS = {"events": "int32", "phases": "uint8", "steps": "int16"}
+_EVENT_COLUMNS = {"events": "int32", "phases": "uint8", "steps": "int32"}
 _BLOCK_COLUMNS = {
     "num_bytes": "int64",
     "categories": "uint8",
@@ -70,7 +70,7 @@ class Timeline:
     """(E,) uint8: index into PHASES."""
 
     steps: np.ndarray
-    """(E,) int16: 0 while the model is built, then the number of the optimizer step from 1."""
+    """(E,) int32: 0 while the model is built, then the number of the optimizer step from 1."""
 
     num_bytes: np.ndarray
     """(B,) int64: requested bytes."""

@@ -86,10 +86,10 @@ def run_summary(runlog: RunLog) -> dict[str, str]:
     evaluations = [row.eval_loss for row in steps if row.eval_loss is not None]
     resident = [row.resident_bytes for row in steps if row.resident_bytes is not None]
     sizes = {
-        "Measured peak": runlog.peak_bytes,
-        "Predicted peak": runlog.predicted_peak_bytes,
+        "Tensor peak, measured": runlog.peak_bytes,
+        "Tensor peak, predicted": runlog.predicted_peak_bytes,
         "Budget": runlog.budget_bytes,
-        "Resident memory": max(resident, default=None),
+        "Whole process": max(resident, default=None),
     }
     values = {
         "Steps": f"{len(steps):,}",

@@ -52,14 +52,14 @@ class _Assembly:
         pending = 0
         for entry in self.log.entries:
             while pending < len(host) and host[pending].mark < entry.mark:
-                self._host(host[pending])
+                self._host(host[pending], entry.module if isinstance(entry, Ran) else "")
                 pending += 1
             if isinstance(entry, Ran):
                 self._ran(entry, sequences[entry.call])
             elif entry.block in self.traced:
                 self._free(self.traced.pop(entry.block), entry.phase)
         for event in host[pending:]:
-            self._host(event)
+            self._host(event, "")
         return self._timeline(facts)
 
     def _ran(self, ran: Ran, sequence: Sequence) -> None:
@@ -105,10 +105,11 @@ class _Assembly:
         )
         self.traced[number] = self._take(row, ran.phase)
 
-    def _host(self, event: HostEvent) -> None:
+    def _host(self, event: HostEvent, module: str) -> None:
+        """A block beside the ops, which serves the op that follows."""
         phase = bisect.bisect_right(self.log.phases, event.mark, key=lambda span: span.mark) - 1
         if event.num_bytes > 0:
-            row = (event.num_bytes, _OTHER, _HOST, 0, 0, 0)
+            row = (event.num_bytes, _OTHER, _HOST, self._name("host"), self._name(module), 0)
             self.hosted[event.block] = self._take(row, phase)
         elif event.block >= 0:
             self._free(self.hosted.pop(event.block), phase)
@@ -134,7 +135,7 @@ class _Assembly:
     def _timeline(self, facts: Mapping[str, str]) -> Timeline:
         spans = self.log.phases
         codes = np.array([PHASES.index(span.name) for span in spans], dtype=np.uint8)
-        steps = np.array([span.step for span in spans], dtype=np.int16)
+        steps = np.array([span.step for span in spans], dtype=np.int32)
         phases = np.array(self.phases, dtype=np.int64)
         table = np.array(self.rows, dtype=np.int64).reshape(-1, 6)
         return Timeline(

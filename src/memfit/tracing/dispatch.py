@@ -110,10 +110,22 @@ class Dispatch:
     def use(self, tensors: list[torch.Tensor], use: Use) -> None:
         """Says what the blocks behind these tensors are."""
         for tensor in tensors:
-            number = self._blocks.get(storage_address(tensor))
-            # An address may have been another tensor's before: that one is no longer meant.
-            if number is not None and self.log.blocks[number].numel >= tensor.numel():
-                self.log.blocks[number].use = use
+            block = self._block_of(tensor)
+            if block is not None:
+                block.use = use
+
+    def name_block(self, tensor: torch.Tensor, module: str) -> None:
+        """Says whose the block behind a tensor is, which was made before its owner had a name."""
+        block = self._block_of(tensor)
+        if block is not None:
+            block.module = module
+
+    def _block_of(self, tensor: torch.Tensor) -> Block | None:
+        number = self._blocks.get(storage_address(tensor))
+        # An address may have been another tensor's before: that one is not meant.
+        if number is None or self.log.blocks[number].numel < tensor.numel():
+            return None
+        return self.log.blocks[number]
 
     # ------------------------------------------------------------------ the fallback kernel
 

@@ -101,6 +101,8 @@ class _Watch:
         self._parameters = list(model.parameters())
         self._modules.name_modules(model)
         self._dispatch.use([*self._parameters, *model.buffers()], Use.PARAMETER)
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            self._dispatch.name_block(tensor, name)
 
     def inputs(self, batch: Any) -> None:
         self._dispatch.use(_tensors(batch), Use.INPUT)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from memfit.errors import BadInput, MemfitError
-from memfit.records.files import write_text
+from memfit.records.files import cache_folder, write_text
 from memfit.tracing.calls import Call
 from memfit.tracing.hidden.cpu import formula
 from memfit.tracing.hidden.encoding import call_to_json
@@ -61,14 +61,6 @@ def sequences_of(
 
 def _extent_bytes(call: Call) -> int:
     return sum(tensor.extent_bytes for tensor in call.tensors())
-
-
-def cache_folder() -> Path:
-    """``$MEMFIT_CACHE``, or ``memfit`` in the user's cache folder."""
-    own = os.environ.get("MEMFIT_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memfit"
 
 
 def _learn_with_cache(

@@ -6,7 +6,7 @@ MEMORY ?= 160MiB
 RUN ?= runs/demo
 
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --quiet --no-compile --constraint constraints.txt
 
 # Of the 12,000 files that are installed few are ever imported: those are compiled when they first
 # are (which this variable would forbid if it were set), not all beforehand, which takes a minute.

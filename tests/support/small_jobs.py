@@ -56,6 +56,23 @@ _VIT = {
     "patch_size": 8,
 }
 
+_RESNET = {
+    "architectures": ["ResNetForImageClassification"],
+    "model_type": "resnet",
+    "num_channels": 3,
+    "embedding_size": 8,
+    "hidden_sizes": [8, 16],
+    "depths": [1, 2],
+}
+_QWEN3 = {**_LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16}
+_MIXTRAL = {
+    **_LLAMA,
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "intermediate_size": 64,
+    "num_local_experts": 4,
+}
+
 
 def _builtin_gpt() -> Job:
     config = GPTConfig(num_layers=2, dim=64, num_heads=4, num_kv_heads=2, vocab_size=96, seq_len=64)
@@ -69,6 +86,14 @@ JOBS: dict[str, Callable[[], Job]] = {
     "bert": partial(job_from_config, _BERT),
     "vit": partial(job_from_config, _VIT),
 }
+"""The families that predictions are proved on with every recipe."""
+
+OTHER_JOBS: dict[str, Callable[[], Job]] = {
+    "resnet": partial(job_from_config, _RESNET),
+    "qwen3": partial(job_from_config, _QWEN3),
+    "mixtral": partial(job_from_config, _MIXTRAL),
+}
+"""Families with batch norm, with norms of queries and keys, and with experts."""
 
 
 def run_of(job: Job, recipe: Recipe, num_steps: int = 2) -> Callable[[Observer], None]:

@@ -13,7 +13,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from small_jobs import JOBS, run_of
+from small_jobs import JOBS, OTHER_JOBS, run_of
 
 from memfit.profiler.capture import Capture
 from memfit.records.recipe import Recipe
@@ -77,6 +77,17 @@ def test_the_predicted_curve_is_the_measured_one(name: str, recipe: Recipe, warm
     if recipe.precision == "fp32":
         assert events(predicted) == events(real)
     else:
+        assert with_frees_as_sets(predicted) == with_frees_as_sets(real)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", OTHER_JOBS)
+def test_the_peak_of_other_families_is_the_measured_one(name: str, precision: str) -> None:
+    steps = run_of(OTHER_JOBS[name](), Recipe(batch_size=2, precision=precision))
+    steps(Capture())
+    predicted, real = trace(steps), measured(steps)
+    assert int(predicted.curve().max()) == int(real.curve().max())
+    if name != "mixtral":  # which expert a token goes to decides some scratch of 16 bytes
         assert with_frees_as_sets(predicted) == with_frees_as_sets(real)
 
 

@@ -6,7 +6,7 @@ corrected here, and a test compares every op of the tested models with the real 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,12 @@ def infer_outputs(op: torch._ops.OpOverload, call: Call) -> Outputs:
     Raises:
         NotImplementedError, RuntimeError: the op has no meta kernel, or refuses these arguments.
     """
+    if call.op in _META_KNOWS_BF16_ONLY and call.tensors()[0].dtype is torch.float32:
+        return _as_fp32(_infer(op, _as_bf16(call)))
+    return _infer(op, call)
+
+
+def _infer(op: torch._ops.OpOverload, call: Call) -> Outputs:
     metas: list[torch.Tensor] = []
 
     def to_meta(spec: TensorSpec) -> torch.Tensor:
@@ -70,19 +76,49 @@ def _describe(leaf: Any, inputs: set[int], op: torch._ops.OpOverload) -> Any:
     return Fresh(list(leaf.shape), list(leaf.stride()), leaf.dtype, storage.nbytes())
 
 
+_META_KNOWS_BF16_ONLY = {"aten::_grouped_mm"}
+"""Ops whose meta kernel asks for bf16 as CUDA does, while the CPU takes fp32 too
+(native/GroupedMMUtils.h, the fallback)."""
+
+
+def _as_bf16(call: Call) -> Call:
+    def bf16(value: Any) -> Any:
+        is_fp32 = isinstance(value, TensorSpec) and value.dtype is torch.float32
+        return replace(value, dtype=torch.bfloat16) if is_fp32 else value
+
+    named = tuple((name, bf16(value)) for name, value in call.kwargs)
+    return Call(call.op, tuple(bf16(value) for value in call.args), named)
+
+
+def _as_fp32(outputs: Outputs) -> Outputs:
+    leaves = [
+        replace(leaf, dtype=torch.float32, num_bytes=2 * leaf.num_bytes)
+        if isinstance(leaf, Fresh)
+        else leaf
+        for leaf in outputs.leaves
+    ]
+    return replace(outputs, leaves=leaves)
+
+
 _NORMS = {"aten::native_layer_norm": 2, "aten::native_batch_norm": 1, "aten::native_group_norm": 1}
 """Norms, and where their weight stands among the arguments."""
 
+_TRAINING = 5
+"""Where native_batch_norm is told whether it takes statistics of the batch."""
+
 
 def _correct_for_cpu(call: Call, leaves: list[Any]) -> list[Any]:
-    """Mixed precision norms: the CPU keeps mean and rstd in the weight's dtype, fp32.
+    """Norms: what the CPU keeps of mean and rstd.
 
-    Source: aten/src/ATen/native/layer_norm.cpp (layer_norm_cpu: param_scalar_type) and
-    aten/src/ATen/native/mixed_data_type.h; the meta kernels give the input's dtype.
+    In mixed precision they have the weight's dtype, fp32, where the meta kernels give the input's
+    (aten/src/ATen/native/layer_norm.cpp, layer_norm_cpu: param_scalar_type; mixed_data_type.h).
+    A batch norm that is not training keeps none (native/Normalization.cpp, batch_norm_cpu).
     """
     position = _NORMS.get(call.op)
     if position is None:
         return leaves
+    if call.op == "aten::native_batch_norm" and not call.argument(_TRAINING):
+        return [leaves[0], *(Fresh([0], [1], leaf.dtype, 0) for leaf in leaves[1:])]
     weight, data = call.argument(position), call.argument(0)
     if not isinstance(weight, TensorSpec) or weight.dtype == data.dtype:
         return leaves

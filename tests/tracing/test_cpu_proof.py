@@ -82,13 +82,12 @@ def test_the_predicted_curve_is_the_measured_one(name: str, recipe: Recipe, warm
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", OTHER_JOBS)
-def test_the_peak_of_other_families_is_the_measured_one(name: str, precision: str) -> None:
+def test_other_families_are_predicted_too(name: str, precision: str) -> None:
     steps = run_of(OTHER_JOBS[name](), Recipe(batch_size=2, precision=precision))
     steps(Capture())
     predicted, real = trace(steps), measured(steps)
     assert int(predicted.curve().max()) == int(real.curve().max())
-    if name != "mixtral":  # which expert a token goes to decides some scratch of 16 bytes
-        assert with_frees_as_sets(predicted) == with_frees_as_sets(real)
+    assert with_frees_as_sets(predicted) == with_frees_as_sets(real)
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -108,7 +108,16 @@ OPERANDS: dict[str, Callable[[], Any]] = {
         torch.empty(2, 70, 70), -1
     ),
     "a base that is a number": lambda: 10000.0 ** torch.empty(70, 70),
+    "a transposed matrix is made contiguous": lambda: torch.empty(70, 80).t().contiguous(),
+    "a small transposed matrix is": lambda: torch.empty(50, 60).t().contiguous(),
+    "a transposed matrix is copied": lambda: torch.empty(80, 70).copy_(torch.empty(70, 80).t()),
+    "a transposed matrix is cast": lambda: torch.empty(70, 80).t().to(torch.bfloat16),
+    "a transposed matrix is cloned as it is": lambda: torch.empty(70, 80).t().clone(),
+    "transposed matrices of a batch": lambda: torch.empty(2, 70, 80).transpose(1, 2).contiguous(),
+    "transposed matrices are put together": lambda: torch.cat([torch.empty(70, 80).t()] * 2),
     "counting bools": lambda: torch.ones(70, 70, dtype=torch.bool).cumsum(-1),
+    "adding up as another dtype": lambda: torch.empty(70, 70).cumsum(-1, dtype=torch.int32),
+    "adding up as what they are": lambda: torch.ones(70, 70, dtype=torch.int64).cumsum(-1),
 }
 
 
@@ -122,6 +131,9 @@ def test_operands(expression: Callable[[], Any]) -> None:
 
 UNCOVERED: dict[str, Callable[[], Any]] = {
     "a large sum to one number goes in two passes": lambda: torch.empty(300, 300).sum(),
+    "a sum in another dtype casts first": lambda: torch.empty(70, 70, dtype=torch.bfloat16).sum(
+        -1, dtype=torch.float32
+    ),
     "a matrix without a unit stride is copied": lambda: (
         torch.empty(70, 140)[:, ::2] @ torch.empty(70, 8)
     ),

@@ -50,6 +50,12 @@ def _plain_if_alike(call: Call, num_outputs: int) -> Sequence | None:
     return outputs_only(num_outputs) if len(dtypes) <= 1 and _is_float(dtypes) else None
 
 
+def _plain_if_one_dtype(call: Call, num_outputs: int) -> Sequence | None:
+    """Tensors of one dtype go through, or together, without a cast, whatever it is."""
+    dtypes = {tensor.dtype for tensor in call.tensors()}
+    return outputs_only(num_outputs) if len(dtypes) == 1 else None
+
+
 def _plain_choice(call: Call, num_outputs: int) -> Sequence | None:
     """``where`` of two tensors of one dtype (native/TensorCompare.cpp, where_self_out)."""
     condition, *values = call.tensors()
@@ -88,9 +94,10 @@ def _plain_reduction(call: Call, num_outputs: int) -> Sequence | None:
     in two passes, with a buffer a thread.
     """
     data = call.tensors()[0]
-    if not _is_float({data.dtype}) or _goes_in_two_passes(data, call.argument(1)):
+    asked = dict(call.kwargs).get("dtype")
+    if not _is_float({data.dtype}) or asked not in (None, data.dtype):
         return None
-    return outputs_only(num_outputs)
+    return None if _goes_in_two_passes(data, call.argument(1)) else outputs_only(num_outputs)
 
 
 def _plain_test(call: Call, num_outputs: int) -> Sequence | None:
@@ -108,6 +115,33 @@ def _goes_in_two_passes(data: TensorSpec, dims: object) -> bool:
 
 _GRAIN_SIZE = 32768
 """at::internal::GRAIN_SIZE, TensorIterator.h."""
+
+
+def _copying(call: Call, num_outputs: int) -> Sequence | None:
+    """A transposed matrix is copied through a square buffer.
+
+    native/Copy.cpp, copy_transpose_valid and copy_same_type_transpose_: into a contiguous tensor of
+    the same dtype, from 60 x 60 elements on; 120 x 120 bytes for uint8.
+    """
+    if call.op == "aten::copy_":
+        target, source = call.argument(0), call.argument(1)
+        into_rows = target.is_contiguous and target.shape == source.shape
+        same_dtype = target.dtype is source.dtype
+    else:
+        source, named = call.argument(0), dict(call.kwargs)
+        into_rows = named.get("memory_format") is torch.contiguous_format
+        same_dtype = named.get("dtype") in (None, source.dtype)
+    is_transposed = len(source.shape) == 2 and source.stride == (1, source.shape[0])
+    if not (into_rows and same_dtype and is_transposed) or source.numel < _SQUARE * _SQUARE:
+        return outputs_only(num_outputs)
+    if source.dtype is torch.uint8:
+        return None
+    num_bytes = _SQUARE * _SQUARE * source.dtype.itemsize
+    return _sequence(*_outputs(num_outputs), Take(0, num_bytes), Give(0))
+
+
+_SQUARE = 60
+"""BLOCK_SZ, and the root of MIN_SZ, in native/Copy.cpp."""
 
 
 # ------------------------------------------------------------------ operands that are cast
@@ -186,15 +220,18 @@ def _raising_a_number(call: Call, num_outputs: int) -> Sequence | None:
 # ------------------------------------------------------------------ kernels with buffers
 
 
-def _counting(call: Call, num_outputs: int) -> Sequence | None:
-    """``cumsum`` of bools casts them to int64 after its output is made.
+def _adding_up(call: Call, num_outputs: int) -> Sequence | None:
+    """``cumsum`` casts what is not of the result's dtype, after its output is made.
 
-    native/ReduceOps.cpp, impl_func_cum_ops.
+    native/ReduceOps.cpp, impl_func_cum_ops; integers and bools are added up as int64.
     """
     data = call.argument(0)
-    if data.dtype is not torch.bool:
-        return outputs_only(num_outputs) if _is_float({data.dtype}) else None
-    return _sequence(*_outputs(num_outputs), Take(0, data.numel * _WRAPPED_BYTES), Give(0))
+    asked = dict(call.kwargs).get("dtype")
+    result = asked or (data.dtype if data.dtype.is_floating_point else torch.int64)
+    if data.dtype is result:
+        return outputs_only(num_outputs)
+    num_bytes = data.numel * result.itemsize
+    return _sequence(*_outputs(num_outputs), Take(0, num_bytes), Give(0))
 
 
 def _embedding(call: Call, num_outputs: int) -> Sequence | None:
@@ -358,11 +395,10 @@ def _named(rule: Rule, names: str) -> dict[str, Rule]:
 _RULES: dict[str, Rule] = {
     **_named(
         _plain,
-        "arange arange.start arange.start_step bernoulli_.float cat clone copy_ constant_pad_nd "
+        "arange arange.start arange.start_step bernoulli_.float constant_pad_nd "
         "empty.memory_format empty_like empty_strided fill_.Scalar full full_like gather "
         "normal_ ones ones_like rand randint randint.low randn scalar_tensor select_backward "
-        "slice_backward stack tril uniform_ zero_ zeros zeros_like _to_copy "
-        "_foreach_norm.Scalar _foreach_mul_.Tensor",
+        "slice_backward tril uniform_ zero_ zeros zeros_like",
     ),
     **_named(
         _plain_if_alike,
@@ -375,6 +411,8 @@ _RULES: dict[str, Rule] = {
         "_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data "
         "native_layer_norm nll_loss_forward nll_loss_backward",
     ),
+    **_named(_copying, "clone copy_ _to_copy"),
+    **_named(_plain_if_one_dtype, "cat stack _foreach_mul_.Tensor _foreach_norm.Scalar"),
     **_named(_plain_choice, "where.self"),
     **_named(_plain_if_bool, "bitwise_and.Tensor bitwise_not bitwise_or.Tensor"),
     **_named(_plain_test, "all all.dim any any.dim"),
@@ -392,7 +430,7 @@ _RULES: dict[str, Rule] = {
     ),
     **_named(_comparing, "eq.Scalar ge.Scalar gt.Scalar le.Scalar lt.Scalar ne.Scalar"),
     **_named(_dividing_after, "mean mean.dim"),
-    "aten::cumsum": _counting,
+    "aten::cumsum": _adding_up,
     "aten::pow.Scalar": _raising_a_number,
     "aten::embedding": _embedding,
     "aten::embedding_dense_backward": _embedding_backward,

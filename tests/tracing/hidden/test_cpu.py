@@ -134,6 +134,9 @@ UNCOVERED: dict[str, Callable[[], Any]] = {
     "a sum in another dtype casts first": lambda: torch.empty(70, 70, dtype=torch.bfloat16).sum(
         -1, dtype=torch.float32
     ),
+    "a bf16 sum over two dimensions goes through fp32": lambda: torch.empty(
+        2, 64, 24, dtype=torch.bfloat16
+    ).sum((0, 2)),
     "a matrix without a unit stride is copied": lambda: (
         torch.empty(70, 140)[:, ::2] @ torch.empty(70, 8)
     ),

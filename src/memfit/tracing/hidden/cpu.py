@@ -90,12 +90,19 @@ def _plain_product(call: Call, num_outputs: int) -> Sequence | None:
 def _plain_reduction(call: Call, num_outputs: int) -> Sequence | None:
     """A reduction to more than one number, or of few numbers, of one floating dtype.
 
+    native/ReduceOps.cpp, should_use_acc_buffer: a half precision sum over several dimensions may go
+    through an fp32 copy.
     native/TensorIteratorReduce.cpp: a reduction to one number of at least GRAIN_SIZE elements goes
     in two passes, with a buffer a thread.
     """
     data = call.tensors()[0]
     asked = dict(call.kwargs).get("dtype")
     if not _is_float({data.dtype}) or asked not in (None, data.dtype):
+        return None
+    reduced = [
+        size for dim, size in enumerate(data.shape) if _is_reduced(dim, call.argument(1), data)
+    ]
+    if data.dtype.itemsize < 4 and sum(size > 1 for size in reduced) > 1:
         return None
     return None if _goes_in_two_passes(data, call.argument(1)) else outputs_only(num_outputs)
 

@@ -74,6 +74,13 @@ def test_a_number_that_only_the_run_would_know_reads_as_one() -> None:
     assert "test_dispatch.py" in timeline.facts["unknown values read"]
 
 
+def test_a_users_own_folder_may_be_called_memfit_or_torch() -> None:
+    train = "/home/me/memfit/torch/train.py"
+    code = compile("torch.randn(100, 100).sum().item()", train, "exec")
+    timeline = traced(lambda: exec(code, {"torch": torch}))
+    assert f"{train}:1 " in timeline.facts["unknown values read"]
+
+
 def test_writing_unknown_values_into_a_known_tensor_makes_it_unknown() -> None:
     answers = []
 

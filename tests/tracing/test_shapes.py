@@ -16,7 +16,7 @@ from memfit.tracing.hidden.learn import resolve, zeros_for
 from memfit.tracing.log import Log
 from memfit.tracing.modules import ModulePaths
 from memfit.tracing.shapes import Fresh, infer_outputs
-from memfit.tracing.step import watch
+from memfit.tracing.step import Watch
 
 
 def described(leaf: Any) -> Any:
@@ -32,7 +32,7 @@ def test_inferred_outputs_are_the_kernels_own(name: str, precision: str) -> None
     dispatch = Dispatch(log, modules)
     with modules, dispatch:
         recipe = Recipe(precision=precision, batch_size=2, checkpointing="every:2")
-        run_of(JOBS[name](), recipe, num_steps=1)(watch(dispatch, modules))
+        run_of(JOBS[name](), recipe, num_steps=1)(Watch(dispatch, modules))
     compared = 0
     for call in log.calls:
         op = resolve(call.op)

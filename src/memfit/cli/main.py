@@ -30,7 +30,7 @@ app.command("gpus", short_help="List the GPUs that a run can be fitted to.")(gpu
 def run() -> None:
     """Runs the command line; a user's mistake is one message and an exit code, no traceback."""
     # Importing torch and transformers makes a million objects, none of them garbage: looking
-    # through them again and again, and once more at the end, is a sixth of a short command's time.
+    # through them again and again, and once more at the end, is time that a short command lacks.
     # A verb that runs for long turns the collector on again when its imports are done.
     gc.disable()
     try:

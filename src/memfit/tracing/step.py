@@ -51,7 +51,7 @@ def trace(
         with torch.random.fork_rng(devices=[]):
             dispatch = Dispatch(log, modules)
             with listener, modules, dispatch:
-                run(watch(dispatch, modules))
+                run(Watch(dispatch, modules))
     finally:
         random.setstate(python_state)
         if collects:
@@ -71,13 +71,8 @@ def trace(
     return assemble(log, host, sequences, facts)
 
 
-def watch(dispatch: Dispatch, modules: ModulePaths) -> Observer:
-    """The observer that labels what ``dispatch`` logs."""
-    return _Watch(dispatch, modules)
-
-
-class _Watch:
-    """The observer that labels a trace."""
+class Watch:
+    """The observer that labels what a trace logs."""
 
     def __init__(self, dispatch: Dispatch, modules: ModulePaths) -> None:
         self._dispatch = dispatch

@@ -7,7 +7,9 @@ the run would know.  An unknown number reads as 1.0, 1 or False; the line that a
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,11 @@ from torch.utils import _pytree as pytree
 from memfit.errors import BadInput
 from memfit.tracing.calls import call_below
 from memfit.tracing.memory import VirtualMemory, storage_address
+
+_TRACING = str(Path(__file__).parent) + os.sep
+_MEMFIT = str(Path(__file__).parents[1]) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+"""Whose lines are not the user's.  Whole folders: a user's own path may hold these names too."""
 
 _REAL_FLOATS = 4096
 _REAL_INTEGERS = 1 << 22
@@ -83,7 +90,7 @@ class Values:
                 f"{line}: {op.name()} gives a result whose size depends on values that a "
                 "prediction does not have; compute it from the inputs, or use torch.where"
             )
-        if "/memfit/" not in line:  # our own step reads the loss and the norm, to report them
+        if not line.startswith(_MEMFIT):  # our own step reads the loss and the norm, to report them
             self.unknown_reads.add(line)
         dtype = tensors[0].dtype
         if name == "aten::equal" or dtype is torch.bool:
@@ -96,7 +103,7 @@ def user_line() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         filename = frame.f_code.co_filename
-        if "/torch/" not in filename and "/memfit/tracing/" not in filename:
+        if not filename.startswith((_TORCH, _TRACING)):
             break
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -34,7 +34,7 @@ from memfit.trainer.options import TrainOptions
 from memfit.trainer.state_file import RunIdentity
 
 _EVAL_ROWS = 64
-"""Rows of the held-out part behind an evaluation: its loss is then good to some hundredths."""
+"""Rows of the held-out part behind an evaluation, the same ones each time."""
 
 
 def train(

@@ -20,7 +20,7 @@ from memfit.tracing.hidden.scratch import sequence_of_row
 from memfit.tracing.hidden.sequences import Give, Output, Sequence, Take
 from memfit.tracing.log import Log, Ran
 from memfit.tracing.modules import ModulePaths
-from memfit.tracing.step import watch
+from memfit.tracing.step import Watch
 
 
 def calls_of(run: Callable[[Any], None]) -> list[tuple[Call, int]]:
@@ -28,7 +28,7 @@ def calls_of(run: Callable[[Any], None]) -> list[tuple[Call, int]]:
     log, modules = Log(), ModulePaths()
     dispatch = Dispatch(log, modules)
     with modules, dispatch:
-        run(watch(dispatch, modules))
+        run(Watch(dispatch, modules))
     counts: dict[int, int] = {}
     for entry in log.entries:
         if isinstance(entry, Ran):

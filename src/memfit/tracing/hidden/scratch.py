@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from memfit.devices.detect import machine
 from memfit.errors import BadInput, MemfitError
 from memfit.records.files import cache_folder, write_text
 from memfit.tracing.calls import Call
@@ -78,8 +79,9 @@ def _learn_with_cache(
     unknown = [key for key in dict.fromkeys(keys) if key and key not in rows]
     if unknown:
         fresh = _learn(unknown, on_progress)
-        rows = {**_load(path), **rows, **fresh}
-        _save(path, rows)
+        rows.update(fresh)
+        # A failure may be of the moment, such as a lack of memory: it is tried again next time.
+        _save(path, {**_load(path), **{key: row for key, row in fresh.items() if "events" in row}})
     return [sequence_of_row(rows.get(key)) for key in keys]
 
 
@@ -91,20 +93,10 @@ def _machine_key() -> str:
         str(torch.get_num_threads()),
         torch.backends.cpu.get_cpu_capability(),
         platform.machine(),
-        _processor(),
+        machine().label,
         os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
     ]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -43,6 +43,13 @@ def micro_batches(batch: Any, batch_size: int) -> Iterator[tuple[Any, int]]:
             yield pytree.tree_map(lambda leaf: _slice(leaf, start, count), batch), count  # noqa: B023
 
 
+def on_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on ``device``; those that are there already stay as they are."""
+    return pytree.tree_map_only(
+        torch.Tensor, lambda leaf: leaf.to(device, non_blocking=True), batch
+    )
+
+
 def _is_sampled(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dim() > 0
 

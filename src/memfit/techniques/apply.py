@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from memfit.errors import BadInput
 from memfit.job import Job
 from memfit.records.recipe import Recipe
-from memfit.techniques.accumulation import micro_batches, num_samples
+from memfit.techniques.accumulation import micro_batches, num_samples, on_device
 from memfit.techniques.checkpointing import checkpoint_blocks
 from memfit.techniques.optimizer import build_optimizer
 from memfit.techniques.precision import forward_context
@@ -48,12 +48,19 @@ class EvalOutcome:
     num_targets: int
 
 
-def apply(job: Job, recipe: Recipe, *, on_phase: Callable[[str], None] | None = None) -> Applied:
+def apply(
+    job: Job,
+    recipe: Recipe,
+    *,
+    device: str = "cpu",
+    on_phase: Callable[[str], None] | None = None,
+) -> Applied:
     """Builds the job's model and makes a training step of it.
 
     Args:
         job: how to build the model, a batch, and the loss.
         recipe: the techniques; ``recipe.batch_size`` is the micro-batch.
+        device: where the model is built, and where the step moves each micro-batch.
         on_phase: called with ``forward``, ``backward``, ``optimizer`` or ``eval`` as each begins.
 
     Returns:
@@ -63,7 +70,10 @@ def apply(job: Job, recipe: Recipe, *, on_phase: Callable[[str], None] | None = 
     Raises:
         BadInput: the recipe cannot be applied to this model.
     """
-    model = job.model()
+    # On the device from the start: the host need not hold the model as well.
+    with torch.device(device):
+        model = job.model()
+    model.to(device)
     model.train()
     # Before the optimizer: nothing here replaces a parameter, and blocks are still bare modules.
     checkpoint_blocks(model, recipe)
@@ -89,7 +99,7 @@ class Step:
         self._model = model
         self._optimizer = optimizer
         self._trained = [p for group in optimizer.param_groups for p in group["params"]]
-        self._device_type = self._trained[0].device.type
+        self._device = self._trained[0].device
 
     def __call__(self, batch: Any) -> StepOutcome:
         """Runs forward and backward over each micro-batch of ``batch``, then the update.
@@ -120,11 +130,12 @@ class Step:
         self._model.eval()
         try:
             with torch.no_grad():
-                for micro, count in micro_batches(batch, self.recipe.batch_size):
+                for part, count in micro_batches(batch, self.recipe.batch_size):
+                    micro = on_device(part, self._device)
                     loss, targets = self._forward(micro)
                     loss_sum += loss.item() if targets is not None else loss.item() * count
                     num_targets += count if targets is None else targets
-                    del micro, loss
+                    del part, micro, loss
         finally:
             self._model.train()
         return EvalOutcome(loss_sum, num_targets)
@@ -136,8 +147,9 @@ class Step:
         """
         loss_sum, num_targets, is_mean = 0.0, 0, False
         total = num_samples(batch)
-        for micro, count in micro_batches(batch, self.recipe.batch_size):
+        for part, count in micro_batches(batch, self.recipe.batch_size):
             self.on_phase("forward")
+            micro = on_device(part, self._device)
             loss, targets = self._forward(micro)
             if targets is None:
                 is_mean, targets = True, count
@@ -150,12 +162,12 @@ class Step:
             self.on_phase("backward")
             loss.backward()
             # The graph and the micro-batch must be gone before the next forward pass begins.
-            del micro, loss
+            del part, micro, loss
         return loss_sum, num_targets, is_mean
 
     def _forward(self, micro: Any) -> tuple[Tensor, int | None]:
         """The loss of one micro-batch: ``(sum, number of targets)``, or ``(mean, None)``."""
-        with forward_context(self.recipe, self._device_type):
+        with forward_context(self.recipe, self._device.type):
             found = self._loss(self._model, micro)
         loss, num_targets = (found, None) if isinstance(found, Tensor) else found
         if loss.numel() != 1:

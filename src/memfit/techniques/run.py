@@ -15,10 +15,10 @@ from memfit.records.recipe import Recipe
 from memfit.techniques.apply import Applied, EvalOutcome, StepOutcome, apply
 
 
-def build(job: Job, recipe: Recipe, observer: Observer) -> Applied:
-    """Applies the recipe to the job, watched."""
+def build(job: Job, recipe: Recipe, observer: Observer, *, device: str = "cpu") -> Applied:
+    """Applies the recipe to the job on a device, watched."""
     observer.phase("init")
-    applied = apply(job, recipe, on_phase=observer.phase)
+    applied = apply(job, recipe, device=device, on_phase=observer.phase)
     observer.model(applied.model)
     return applied
 

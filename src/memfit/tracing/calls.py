@@ -26,6 +26,9 @@ class TensorSpec:
     storage: int
     """Number of its storage among the storages of the call, in order of appearance."""
 
+    on_host: bool = False
+    """On the virtual GPU: whether it is a host tensor, a scalar among the device's."""
+
     @property
     def is_contiguous(self) -> bool:
         """Whether the elements lie one after the other, the last dimension fastest."""
@@ -91,13 +94,23 @@ class Call:
 
 
 def describe(
-    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    op: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    tell_host: bool = False,
 ) -> tuple[Call, list[torch.Tensor]]:
-    """The call of ``op`` with these arguments, without their data; and its tensor arguments."""
+    """The call of ``op`` with these arguments, without their data; and its tensor arguments.
+
+    ``tell_host`` marks host tensors as such: the virtual GPU's ops may have some among their
+    operands.
+    """
     storages: dict[int, int] = {}
     tensors: list[torch.Tensor] = []
-    stripped = tuple([_strip(value, storages, tensors) for value in args])
-    named = tuple([(name, _strip(value, storages, tensors)) for name, value in kwargs.items()])
+    stripped = tuple([_strip(value, storages, tensors, tell_host) for value in args])
+    named = tuple(
+        [(name, _strip(value, storages, tensors, tell_host)) for name, value in kwargs.items()]
+    )
     return Call(op.name(), stripped, named), tensors
 
 
@@ -113,14 +126,17 @@ def rebuild(
 # would hold the tensors it saw until the garbage is collected.
 
 
-def _strip(value: Any, storages: dict[int, int], tensors: list[torch.Tensor]) -> Any:
+def _strip(
+    value: Any, storages: dict[int, int], tensors: list[torch.Tensor], tell_host: bool
+) -> Any:
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         number = storages.setdefault(storage_address(value), len(storages))
         offset = int(value.storage_offset())
-        return TensorSpec(tuple(value.shape), value.stride(), value.dtype, offset, number)
+        on_host = tell_host and value.is_cpu
+        return TensorSpec(tuple(value.shape), value.stride(), value.dtype, offset, number, on_host)
     if isinstance(value, (list, tuple)):
-        return tuple([_strip(item, storages, tensors) for item in value])
+        return tuple([_strip(item, storages, tensors, tell_host) for item in value])
     if isinstance(value, torch.Generator):
         return None
     return value

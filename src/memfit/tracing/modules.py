@@ -27,6 +27,7 @@ class ModulePaths:
         self._starts: list[int] = [0]
         self._owners: list[str] = [""]
         self._handles: list[Any] = []
+        self._last = ""
 
     def __enter__(self) -> ModulePaths:
         self._handles = [
@@ -42,6 +43,11 @@ class ModulePaths:
     def name_modules(self, model: nn.Module) -> None:
         """Learns the paths of the model's modules."""
         self._names = {id(module): name for name, module in model.named_modules()}
+
+    @property
+    def last(self) -> str:
+        """The path of the module whose forward began last: where an error was raised."""
+        return self._last
 
     @property
     def in_forward(self) -> bool:
@@ -61,7 +67,8 @@ class ModulePaths:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         inherited = self._stack[-1] if self._stack else ""
-        self._stack.append(self._names.get(id(module), inherited))
+        self._last = self._names.get(id(module), inherited)
+        self._stack.append(self._last)
         self._note()
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -37,18 +37,28 @@ class Outputs:
         return [leaf for leaf in self.leaves if isinstance(leaf, Fresh)]
 
 
-def infer_outputs(op: torch._ops.OpOverload, call: Call) -> Outputs:
+def infer_outputs(op: torch._ops.OpOverload, call: Call, *, like_cuda: bool = False) -> Outputs:
     """Runs the op's meta kernel on the call's shapes.
+
+    Args:
+        op: the op.
+        call: its arguments.
+        like_cuda: what CUDA's kernel returns, which meta kernels describe, and not the CPU's.
 
     Raises:
         NotImplementedError, RuntimeError: the op has no meta kernel, or refuses these arguments.
     """
+    if like_cuda:
+        leaves, tree = _infer(op, call)
+        return Outputs(leaves, tree)
     if call.op in _META_KNOWS_BF16_ONLY and call.tensors()[0].dtype is torch.float32:
-        return _as_fp32(_infer(op, _as_bf16(call)))
-    return _infer(op, call)
+        leaves, tree = _infer(op, _as_bf16(call))
+        return _as_fp32(Outputs(_correct_for_cpu(call, leaves), tree))
+    leaves, tree = _infer(op, call)
+    return Outputs(_correct_for_cpu(call, leaves), tree)
 
 
-def _infer(op: torch._ops.OpOverload, call: Call) -> Outputs:
+def _infer(op: torch._ops.OpOverload, call: Call) -> tuple[list[Any], pytree.TreeSpec]:
     metas: list[torch.Tensor] = []
 
     def to_meta(spec: TensorSpec) -> torch.Tensor:
@@ -63,8 +73,7 @@ def _infer(op: torch._ops.OpOverload, call: Call) -> Outputs:
     result = call_below(op, args, kwargs)
     leaves, tree = pytree.tree_flatten(result)
     inputs = {meta.untyped_storage()._cdata for meta in metas}
-    described = [_describe(leaf, inputs, op) for leaf in leaves]
-    return Outputs(_correct_for_cpu(call, described), tree)
+    return [_describe(leaf, inputs, op) for leaf in leaves], tree
 
 
 def _describe(leaf: Any, inputs: set[int], op: torch._ops.OpOverload) -> Any:

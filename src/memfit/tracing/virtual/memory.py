@@ -1,0 +1,171 @@
+"""Tensors on the virtual GPU: a size, an address, and nothing behind it.
+
+A tensor is made by ``from_dlpack`` from a description in a few bytes, whose deleter PyTorch calls
+when the storage dies.  Nothing else would do: a storage object made in Python stays attached to
+the storage and raises its reference count, and autograd, which adds gradients in place only to a
+storage that nobody else holds, would then take memory that a GPU does not.
+
+Addresses lie in a reserved range without backing, so that C++ which reads one by mistake finds
+zeros and not a segmentation fault.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import struct
+import sys
+import threading
+from collections.abc import Callable
+
+import torch
+
+from memfit.errors import MemfitError
+
+_REGION_BYTES = 1 << 46
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0x40
+"""The mmap module names it from Python 3.13 on (Linux: asm-generic/mman.h, macOS: sys/mman.h)."""
+
+_ALIGNMENT = 512
+"""Of every block of CUDA's caching allocator; kernels choose by alignment."""
+
+_EXTERNAL_DEVICE = 12
+"""kDLExtDev of dlpack.h, which PyTorch maps to PrivateUse1 (aten/src/ATen/DLConvertor.cpp)."""
+
+# DLManagedTensor of dlpack.h on a 64-bit machine: data, device type, device id, dims, dtype code,
+# bits, lanes, shape*, strides*, byte offset, manager context, deleter.  Shape and strides follow.
+_HEADER = struct.Struct("<QiiiBBHQQQQQ")
+
+_SIGNED, _UNSIGNED, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
+_DTYPES = {
+    torch.float16: (_FLOAT, 16),
+    torch.float32: (_FLOAT, 32),
+    torch.float64: (_FLOAT, 64),
+    torch.bfloat16: (_BFLOAT, 16),
+    torch.bool: (_BOOL, 8),
+    torch.uint8: (_UNSIGNED, 8),
+    torch.uint16: (_UNSIGNED, 16),
+    torch.uint32: (_UNSIGNED, 32),
+    torch.uint64: (_UNSIGNED, 64),
+    torch.int8: (_SIGNED, 8),
+    torch.int16: (_SIGNED, 16),
+    torch.int32: (_SIGNED, 32),
+    torch.int64: (_SIGNED, 64),
+    torch.complex64: (_COMPLEX, 64),
+    torch.complex128: (_COMPLEX, 128),
+}
+"""dtype -> (code, bits) of DLDataType; any other dtype is made from bytes (``_of_bytes``)."""
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+class DeviceMemory:
+    """Makes tensors on the virtual GPU and tells when their storages die.
+
+    Args:
+        on_free: called with a storage's address when PyTorch frees it, in whichever thread does.
+
+    Raises:
+        MemfitError: the system refuses so much address space.
+    """
+
+    def __init__(self, on_free: Callable[[int], None]) -> None:
+        try:
+            self._region = mmap.mmap(
+                -1,
+                _REGION_BYTES,
+                flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            )
+        except OSError as error:
+            raise MemfitError(
+                f"cannot reserve {_REGION_BYTES >> 40} TiB of address space for tracing "
+                f"({error.strerror}): is it limited by `ulimit -v`?"
+            ) from error
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._region))
+        self._next = self._base
+        self._on_free = on_free
+        self._described: dict[int, tuple[ctypes.Array[ctypes.c_char], int]] = {}
+        self._lock = threading.Lock()
+        self._deleter = _Deleter(self._delete)
+        pointer = ctypes.cast(self._deleter, ctypes.c_void_p).value
+        assert pointer is not None
+        self._deleter_pointer = pointer
+
+    def tensor(
+        self, size: list[int], stride: list[int], dtype: torch.dtype, num_bytes: int
+    ) -> tuple[torch.Tensor, int]:
+        """A plain tensor in a fresh storage of ``num_bytes``, and the storage's address."""
+        known = _DTYPES.get(dtype)
+        if known is None:
+            return self._of_bytes(size, stride, dtype, num_bytes)
+        with self._lock:
+            address = self._next
+            self._next += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT or _ALIGNMENT
+        if self._next > self._base + _REGION_BYTES:
+            raise MemfitError(f"the trace asked for more than {_REGION_BYTES >> 40} TiB in all")
+        code, bits = known
+        dims = len(size)
+        described = ctypes.create_string_buffer(_HEADER.size + 16 * dims)
+        start = ctypes.addressof(described)
+        shape = start + _HEADER.size
+        _HEADER.pack_into(
+            described,
+            0,
+            address,
+            _EXTERNAL_DEVICE,
+            0,
+            dims,
+            code,
+            bits,
+            1,
+            shape,
+            shape + 8 * dims,
+            0,
+            0,
+            self._deleter_pointer,
+        )
+        struct.pack_into(f"<{2 * dims}q", described, _HEADER.size, *size, *stride)
+        self._described[start] = (described, address)
+        return torch._C._from_dlpack(_new_capsule(start, b"dltensor", None)), address
+
+    def _of_bytes(
+        self, size: list[int], stride: list[int], dtype: torch.dtype, num_bytes: int
+    ) -> tuple[torch.Tensor, int]:
+        """A tensor of a dtype that DLPack has no word for, over a storage of bytes."""
+        flat, address = self.tensor([num_bytes], [1], torch.uint8, num_bytes)
+        empty = torch._C._acc.create_empty_tensor((0,), dtype)
+        with torch._C._AutoDispatchBelowAutograd():
+            set_to = torch.ops.aten.set_.source_Tensor_storage_offset
+            keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+            return set_to.redispatch(keys, empty, flat, 0, size, stride), address
+
+    def _delete(self, start: int) -> None:
+        _, address = self._described.pop(start)
+        self._on_free(address)
+
+
+def is_virtual(tensor: torch.Tensor) -> bool:
+    """Whether the tensor lives on the virtual GPU: host and meta tensors have no device index."""
+    return torch._C.TensorBase.get_device(tensor) >= 0
+
+
+def extent_bytes(size: list[int], stride: list[int], dtype: torch.dtype) -> int:
+    """Bytes from the first to the last element: what ``empty_strided`` allocates."""
+    last = 0
+    for extent, step in zip(size, stride, strict=True):
+        if extent == 0:
+            return 0
+        last += (extent - 1) * step
+    return (last + 1) * dtype.itemsize
+
+
+def contiguous_strides(size: list[int]) -> list[int]:
+    """Strides of a row-major tensor."""
+    strides = [1] * len(size)
+    for dim in range(len(size) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(size[dim + 1], 1)
+    return strides

@@ -13,4 +13,10 @@ from memfit.records.timeline import Timeline
 def replay_on_cpu(timeline: Timeline) -> Replay:
     """The Replay of a Timeline: allocated and reserved are what is requested."""
     curve = timeline.curve()
-    return Replay(allocator="cpu", requested=curve, allocated=curve, reserved=curve)
+    return Replay(
+        allocator="cpu",
+        requested=curve,
+        allocated=curve,
+        reserved=curve,
+        block_bytes=timeline.num_bytes,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,44 @@ class Device:
     sms: int = 0
     """Streaming multiprocessors; 0 for a CPU."""
 
+    threads_per_sm: int = 0
+    """Largest number of threads that are resident on one multiprocessor; 0 for a CPU."""
+
+    shared_memory_per_block_bytes: int = 0
+    """Largest shared memory that a block can opt in to; 0 for a CPU."""
+
+    l2_bytes: int = 0
+    """Second-level cache; 0 when unknown."""
+
     bandwidth_bytes_per_second: int = 0
     """Peak memory bandwidth; 0 when unknown."""
 
+    fp32_flops: int = 0
+    """Peak fp32 FLOP/s outside tensor cores; 0 when unknown."""
+
+    tf32_flops: int = 0
+    """Peak dense FLOP/s of the tensor cores on fp32 rounded to tf32; 0 where they cannot."""
+
+    fp16_flops: int = 0
+    """Peak dense fp16 FLOP/s of the tensor cores with fp32 accumulation; 0 without tensor cores."""
+
     bf16_flops: int = 0
     """Peak dense bf16 FLOP/s with fp32 accumulation; 0 where the card has no bf16 tensor cores."""
+
+    fp8_flops: int = 0
+    """Peak dense fp8 FLOP/s with fp32 accumulation; 0 where the card has no fp8 tensor cores."""
+
+    link: str = ""
+    """How the card reaches another: ``NVLink 4``, ``PCIe 4.0 x16``; empty when unknown."""
+
+    link_bytes_per_second: int = 0
+    """Peak of ``link`` in one direction; 0 when unknown."""
+
+    context_bytes: int = 0
+    """An estimate of what a CUDA context takes before the first kernel; 0 for a CPU."""
+
+    context_spread_bytes: int = 0
+    """How far the true context may be from ``context_bytes``, on either side."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
     """Field name -> where the figure stands."""
@@ -56,9 +89,15 @@ class Device:
             raise ValueError(f"a device is 'cpu' or 'cuda', not {self.kind!r}")
         if self.total_bytes <= 0:
             raise ValueError(f"{self.name} has {self.total_bytes} bytes of memory")
-        for name in ("sms", "bandwidth_bytes_per_second", "bf16_flops"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{self.name}: {name} is negative")
+        for figure in fields(self):
+            value = getattr(self, figure.name)
+            if isinstance(value, int) and value < 0:
+                raise ValueError(f"{self.name}: {figure.name} is negative")
+        if self.context_spread_bytes > self.context_bytes:
+            raise ValueError(
+                f"{self.name}: a context of {self.context_bytes} bytes may be off by at most as "
+                f"much, not by {self.context_spread_bytes}"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from memfit.records.files import decode_column, encode_column, load_document, save_document
 from memfit.records.plain import from_plain
 
-KIND, VERSION = "timeline", 1
+KIND, VERSION = "timeline", 2
+"""Version 1 had no ``streams`` and no ``actions``: its files load with none."""
 
 CATEGORIES = (
     "parameters",
@@ -40,6 +41,9 @@ ORIGINS = ("traced", "host", "formula", "learnt", "measured")
 scalars, generator states); scratch from a formula; scratch learnt by running the op once; or
 recorded from a real run."""
 
+ACTIONS = ("empty_cache", "reset_peak", "synchronize")
+"""What a run may ask of the allocator between two events, as ``torch.cuda`` names it."""
+
 _EVENT_COLUMNS = {"events": "int32", "phases": "uint8", "steps": "int32"}
 _BLOCK_COLUMNS = {
     "num_bytes": "int64",
@@ -48,7 +52,18 @@ _BLOCK_COLUMNS = {
     "ops": "int32",
     "modules": "int32",
     "tensors": "int32",
+    "streams": "int32",
 }
+
+
+class Action(NamedTuple):
+    """Something that a run asks of the allocator, besides blocks."""
+
+    event: int
+    """It happens before this event of the Timeline; E: after the last one."""
+
+    name: str
+    """One of ACTIONS."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,6 +105,12 @@ class Timeline:
     tensors: np.ndarray
     """(B,) int32: index into ``names``: dtype and shape, e.g. ``float32[8, 1024, 768]``."""
 
+    streams: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """(B,) int32: the CUDA stream that a block belongs to, 0 the default one; not given: zeros."""
+
+    actions: tuple[Action, ...] = ()
+    """What else was asked of the allocator, in order; plain pairs (event, name) will do."""
+
     names: tuple[str, ...] = ("",)
     """The strings of the three columns above; names[0] is the empty string: unknown."""
 
@@ -98,6 +119,9 @@ class Timeline:
 
     def __post_init__(self) -> None:
         num_events, num_blocks = len(self.events), len(self.num_bytes)
+        if not len(self.streams):
+            object.__setattr__(self, "streams", np.zeros(num_blocks, dtype=np.int32))
+        object.__setattr__(self, "actions", tuple(Action(*action) for action in self.actions))
         for columns, length in ((_EVENT_COLUMNS, num_events), (_BLOCK_COLUMNS, num_blocks)):
             for name, dtype in columns.items():
                 column = getattr(self, name)
@@ -132,6 +156,16 @@ class Timeline:
                 raise ValueError("a block is freed before it is allocated")
         if np.any(self.events == 0):
             raise ValueError("an event names no block")
+        self._check_actions()
+
+    def _check_actions(self) -> None:
+        moments = [action.event for action in self.actions]
+        if any(action.name not in ACTIONS for action in self.actions):
+            raise ValueError(f"an action is none of {', '.join(ACTIONS)}")
+        if moments != sorted(moments):
+            raise ValueError("the actions are not in the order of their events")
+        if moments and not 0 <= moments[0] <= moments[-1] <= len(self.events):
+            raise ValueError(f"an action lies outside the {len(self.events)} events")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Timeline):
@@ -192,6 +226,7 @@ class Timeline:
             "device": self.device,
             "names": self.names,
             "facts": dict(self.facts),
+            "actions": self.actions,
             "columns": columns,
         }
         save_document(path, KIND, VERSION, body, force=force)
@@ -212,6 +247,15 @@ class Timeline:
         columns = {
             name: decode_column(encoded[name], dtype)
             for name, dtype in (_EVENT_COLUMNS | _BLOCK_COLUMNS).items()
+            if name != "streams" or document["version"] > 1
         }
         others = {key: document[key] for key in ("device", "facts")}
+        if document["version"] > 1:
+            others["actions"] = tuple(_action(*action) for action in document["actions"])
         return from_plain(cls, {"names": tuple(document["names"]), **others, **columns})
+
+
+def _action(event: Any, name: Any) -> Action:
+    if type(event) is not int or not isinstance(name, str):
+        raise TypeError(f"an action is ({event!r:.40}, {name!r:.40}), not (event, name)")
+    return Action(event, name)

@@ -7,8 +7,11 @@ from types import ModuleType, SimpleNamespace
 import psutil
 import pytest
 
-from memfit.devices.catalog import find
+from memfit.devices import detect
+from memfit.devices.catalog import catalog, find
 from memfit.devices.detect import gpus, machine
+from memfit.errors import BadInput, UnknownName
+from memfit.records.device import Device
 from memfit.units import GiB, MiB
 
 RAM = psutil.virtual_memory().total
@@ -114,6 +117,7 @@ def nvml(*cards):
         NVMLError=NVMLError,
         NVMLError_NotSupported=NotSupported,
         NVML_CLOCK_MEM=2,
+        NVML_FEATURE_ENABLED=1,
         nvmlMemory_v2=0x02000028,
         nvmlInit=lambda: None,
         nvmlShutdown=shutdown,
@@ -126,6 +130,9 @@ def nvml(*cards):
         nvmlDeviceGetNumGpuCores=answer("cores"),
         nvmlDeviceGetMaxClockInfo=answer("clock"),
         nvmlDeviceGetMemoryBusWidth=answer("bus"),
+        nvmlDeviceGetMaxPcieLinkGeneration=answer("generation"),
+        nvmlDeviceGetMaxPcieLinkWidth=answer("lanes"),
+        nvmlDeviceGetNvLinkState=answer("nvlink"),
     )
     return module
 
@@ -141,6 +148,9 @@ RTX_4090 = {
     "cores": 16384,
     "clock": 10501,
     "bus": 384,
+    "generation": 4,
+    "lanes": 16,
+    "nvlink": NotSupported(),
 }
 V100 = {
     "name": "Tesla V100-SXM2-16GB",
@@ -149,6 +159,9 @@ V100 = {
     "cores": 5120,
     "clock": 877,
     "bus": 4096,
+    "generation": 3,
+    "lanes": 16,
+    "nvlink": 1,
 }
 
 
@@ -162,8 +175,48 @@ def test_a_card_of_the_catalog_keeps_its_name_and_brings_its_own_memory(monkeypa
     assert card.total_bytes != known.total_bytes
     own = {"total_bytes": card.total_bytes, "sources": card.sources}
     assert card == dataclasses.replace(known, **own)
+    assert set(card.sources) == set(known.sources)
     assert "580.65.06" in card.sources["total_bytes"]
+    assert card.sources["fp16_flops"] == known.sources["fp16_flops"]
     assert driver.closed == 1
+
+
+@pytest.mark.parametrize("down", [0, NotSupported(), NVMLError("invalid argument")])
+def test_a_link_that_is_down_is_not_used_the_slot_is(monkeypatch, down):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(V100 | {"nvlink": down}))
+    [card] = gpus()
+    assert (card.link, card.link_bytes_per_second) == ("PCIe 3.0 x16", 15_753_846_152)
+    assert "580.65.06" in card.sources["link"]
+    assert "PCIe 3.0 x16" in card.sources["link_bytes_per_second"]
+
+
+def test_a_narrow_slot_slows_the_card_down(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(RTX_4090 | {"generation": 3, "lanes": 4}))
+    [card] = gpus()
+    assert (card.link, card.link_bytes_per_second) == ("PCIe 3.0 x4", 3_938_461_538)
+
+
+def test_a_card_that_is_not_listed_has_what_its_capability_says(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(RTX_4090 | {"name": "NVIDIA RTX 4500 Ada"}))
+    [card] = gpus()
+    ada = find("rtx-4090")
+    assert card.name == "nvidia-rtx-4500-ada"
+    for figure in ("architecture", "threads_per_sm", "shared_memory_per_block_bytes"):
+        assert getattr(card, figure) == getattr(ada, figure)
+    assert (card.context_bytes, card.context_spread_bytes) == (
+        ada.context_bytes,
+        ada.context_spread_bytes,
+    )
+    assert (card.l2_bytes, card.fp32_flops, card.fp8_flops) == (0, 0, 0)
+    assert "l2_bytes" not in card.sources
+
+
+def test_a_card_of_an_unknown_capability_is_taken_with_a_wide_context(monkeypatch):
+    future = RTX_4090 | {"name": "NVIDIA RTX 9090", "capability": (15, 0)}
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(future))
+    [card] = gpus()
+    assert (card.architecture, card.threads_per_sm) == ("", 0)
+    assert card.context_bytes == 400 * MiB
 
 
 def test_cards_come_in_the_drivers_order(monkeypatch):
@@ -179,15 +232,81 @@ def test_a_card_of_another_size_under_the_same_label_is_not_the_catalogs(monkeyp
     assert card.total_bytes > 47 * GiB
 
 
-def test_a_figure_that_the_driver_does_not_give_is_zero(monkeypatch):
+def test_a_figure_that_the_driver_does_not_give_is_the_catalogs(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml(RTX_4090 | {"bus": NotSupported()}))
-    assert gpus()[0].bandwidth_bytes_per_second == 0
+    [card] = gpus()
+    known = find("rtx-4090")
+    assert card.bandwidth_bytes_per_second == known.bandwidth_bytes_per_second
+    field = "bandwidth_bytes_per_second"
+    assert card.sources[field] == known.sources[field]
+
+
+def test_a_figure_that_nobody_gives_is_zero_and_has_no_source(monkeypatch):
+    answers = RTX_4090 | {"name": "NVIDIA RTX 4500 Ada", "bus": NotSupported(), "lanes": 0}
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(answers))
+    [card] = gpus()
+    assert (card.bandwidth_bytes_per_second, card.link, card.link_bytes_per_second) == (0, "", 0)
+    assert not {"bandwidth_bytes_per_second", "link", "link_bytes_per_second"} & set(card.sources)
 
 
 def test_a_card_that_does_not_tell_its_memory_is_left_out(monkeypatch):
     driver = nvml(RTX_4090 | {"memory": NotSupported()}, V100)
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     assert [card.name for card in gpus()] == ["v100-16gb"]
+
+
+@pytest.fixture
+def with_cards(monkeypatch):
+    def put(*names):
+        cards = [dataclasses.replace(find(name), total_bytes=7 * GiB) for name in names]
+        monkeypatch.setattr(detect, "gpus", lambda: cards)
+
+    return put
+
+
+@pytest.mark.parametrize("typed", ["rtx-4090", "4090", "RTX 4090 24GB", "NVIDIA GeForce RTX 4090"])
+def test_a_card_of_this_machine_counts_before_the_catalogs(with_cards, typed):
+    with_cards("t4", "rtx-4090")
+    assert detect.find(typed).total_bytes == 7 * GiB
+
+
+@pytest.mark.parametrize(
+    ("here", "typed", "found"),
+    [
+        (["a100-80gb"], "a100", "a100-80gb"),
+        (["rtx-6000-ada"], "rtx 6000", "rtx-6000-ada"),
+        (["rtx-3080-12gb", "t4"], "3080", "rtx-3080-12gb"),
+    ],
+)
+def test_a_short_form_of_several_cards_means_the_one_in_this_machine(
+    with_cards, here, typed, found
+):
+    with_cards(*here)
+    assert detect.find(typed).name == found
+
+
+def test_a_short_form_of_two_cards_in_this_machine_is_refused(with_cards):
+    with_cards("a100-40gb", "a100-80gb")
+    with pytest.raises(BadInput, match="more than one GPU"):
+        detect.find("a100")
+
+
+def test_a_card_that_is_only_here_is_found_by_its_own_name(monkeypatch):
+    mine = Device(name="nvidia-rtx-4500-ada", kind="cuda", total_bytes=24 * GiB)
+    monkeypatch.setattr(detect, "gpus", lambda: [mine])
+    assert detect.find("NVIDIA-RTX-4500-Ada") is mine
+
+
+def test_a_card_that_is_not_here_is_the_catalogs(with_cards):
+    with_cards("t4")
+    assert detect.find("h100") is catalog()["h100-80gb"]
+    with pytest.raises(UnknownName):
+        detect.find("h101")
+
+
+def test_cpu_is_this_machine(with_cards):
+    with_cards()
+    assert detect.find("CPU").kind == "cpu"
 
 
 def test_without_a_driver_there_are_no_cards(monkeypatch):

@@ -2,7 +2,8 @@
 
 ``machine`` counts what this process may use: in a container that is often far less than the
 machine's RAM, and the kernel kills what goes beyond it.  ``gpus`` asks NVML (the package
-nvidia-ml-py, extra ``gpu``), which needs a driver but neither CUDA nor torch.
+nvidia-ml-py, extra ``gpu``), which needs a driver but neither CUDA nor torch.  ``find`` takes a
+card of this machine before the catalog's of the same name: its own driver keeps what it keeps.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 
 import psutil
 
-from memfit.devices.catalog import catalog
+from memfit.devices.catalog import catalog, matches
+from memfit.devices.catalog import find as find_in_catalog
+from memfit.devices.derived import completed
 from memfit.records.device import Device
 from memfit.units import GiB
 
@@ -49,8 +52,9 @@ def gpus() -> list[Device]:
     """The cards of this machine in the driver's order; empty without a driver or nvidia-ml-py.
 
     ``total_bytes`` is what the driver leaves to CUDA: NVML's total less what it keeps for itself.
-    A figure that the driver does not give is 0, a card that does not tell its memory (it has none
-    of its own, or is lost) is left out; the bf16 peak is the catalog's.
+    What NVML does not tell (the L2 cache, the peak rates) is the catalog's for a card in it, else
+    0; what follows from the compute capability is there for every card.  A card that does not tell
+    its memory (it has none of its own, or is lost) is left out.
     """
     try:
         import pynvml
@@ -71,13 +75,31 @@ def gpus() -> list[Device]:
         pynvml.nvmlShutdown()
 
 
+def find(name: str) -> Device:
+    """The device that ``name`` means: ``cpu``, a card of this machine, or one of the catalog.
+
+    Raises:
+        UnknownName: no device is meant; the message names the nearest.
+        BadInput: more than one card is meant, and not just one of them is in this machine.
+    """
+    if name.lower() == "cpu":
+        return machine()
+    here = {card.name: card for card in reversed(gpus())}
+    if name.lower() in here:
+        return here[name.lower()]
+    mine = [card.name for card in matches(name) if card.name in here]
+    if len(mine) == 1:
+        return here[mine[0]]
+    return find_in_catalog(name)
+
+
 def _card(nvml: Any, index: int, source: str) -> Device:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def figure(query: Callable[..., int], *arguments: int) -> int:
         try:
             return query(handle, *arguments)
-        except nvml.NVMLError_NotSupported:
+        except nvml.NVMLError:
             return 0
 
     label = nvml.nvmlDeviceGetName(handle)
@@ -87,37 +109,54 @@ def _card(nvml: Any, index: int, source: str) -> Device:
     cores_per_sm = 64 if capability <= (8, 0) else 128
     megahertz = figure(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM)
     bus_bits = figure(nvml.nvmlDeviceGetMemoryBusWidth)
+    generation = figure(nvml.nvmlDeviceGetMaxPcieLinkGeneration)
+    lanes = figure(nvml.nvmlDeviceGetMaxPcieLinkWidth)
+    figures: dict[str, Any] = {
+        "total_bytes": memory.total - memory.reserved,
+        "compute_capability": f"{capability[0]}.{capability[1]}",
+        "sms": figure(nvml.nvmlDeviceGetNumGpuCores) // cores_per_sm,
+        "bandwidth_bytes_per_second": 2 * megahertz * 10**6 * bus_bits // 8,
+        "link": f"PCIe {generation}.0 x{lanes}" if generation and lanes else "",
+    }
+    sources = {
+        "total_bytes": f"{source}: total less reserved",
+        "compute_capability": source,
+        "sms": f"{source}: cores / {cores_per_sm}",
+        "bandwidth_bytes_per_second": f"{source}: 2 x largest memory clock x bus width",
+        "link": f"{source}: largest generation and width of the slot",
+    }
     card = Device(
         name=re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-"),
         kind="cuda",
-        total_bytes=memory.total - memory.reserved,
         label=label,
-        compute_capability=f"{capability[0]}.{capability[1]}",
-        sms=figure(nvml.nvmlDeviceGetNumGpuCores) // cores_per_sm,
-        bandwidth_bytes_per_second=2 * megahertz * 10**6 * bus_bits // 8,
-        sources={
-            "total_bytes": f"{source}: total less reserved",
-            "compute_capability": source,
-            "sms": f"{source}: cores / {cores_per_sm}",
-            "bandwidth_bytes_per_second": f"{source}: 2 x largest memory clock x bus width",
-        },
+        **figures,
+        sources={field: text for field, text in sources.items() if figures[field]},
     )
-    return _named(card)
+    has_nvlink = figure(nvml.nvmlDeviceGetNvLinkState, 0) == nvml.NVML_FEATURE_ENABLED
+    return completed(_named(card, has_nvlink=has_nvlink))
 
 
-def _named(card: Device) -> Device:
+def _named(card: Device, *, has_nvlink: bool) -> Device:
     """The detected ``card`` under its catalog name, with what only the catalog knows.
 
     Labels do not tell the 8 GB and the 16 GB card of a model apart, so the size must agree too.
+    An NVLink of the catalog is this card's only where its first link is up: a board can have a
+    chip with links that lead nowhere.
     """
     for known in catalog().values():
         if known.label == card.label and abs(known.total_bytes - card.total_bytes) < 2 * GiB:
+            kept = {"link", "link_bytes_per_second"} if has_nvlink else set()
+            taken = {
+                figure: getattr(known, figure)
+                for figure in known.sources
+                if figure in kept or (not getattr(card, figure) and not figure.startswith("link"))
+            }
+            origins = {figure: known.sources[figure] for figure in taken}
             return dataclasses.replace(
                 card,
                 name=known.name,
-                architecture=known.architecture,
-                bf16_flops=known.bf16_flops,
-                sources={**card.sources, "bf16_flops": known.sources["bf16_flops"]},
+                **taken,
+                sources={**card.sources, **origins},
             )
     return card
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 
 from memfit.tracing.calls import Call, TensorSpec
-from memfit.tracing.hidden.sequences import Give, Output, Sequence, Take, outputs_only
+from memfit.tracing.hidden.sequences import Event, Give, Output, Sequence, Take, outputs_only
 
 Rule: TypeAlias = Callable[[Call, int], Sequence | None]
 
@@ -28,7 +28,7 @@ def formula(call: Call, num_outputs: int) -> Sequence | None:
     return rule(call, num_outputs) if rule is not None else None
 
 
-def _sequence(*events: Output | Take | Give) -> Sequence:
+def _sequence(*events: Event) -> Sequence:
     return Sequence(events, "formula")
 
 
@@ -199,7 +199,7 @@ def _comparing(call: Call, num_outputs: int) -> Sequence | None:
     return _sequence(Take(0, _WRAPPED_BYTES), *events)
 
 
-def _shifted(event: Output | Take | Give) -> Output | Take | Give:
+def _shifted(event: Event) -> Event:
     """The event with its scratch slot moved up by one."""
     if isinstance(event, Take):
         return Take(event.slot + 1, event.num_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,28 @@ class Give:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """A block of ``num_bytes`` that lives until the process ends, once per thread and stream.
+
+    The first call with this ``name`` on a thread and stream allocates it, here in its order; later
+    ones find it (cuBLAS workspaces).
+    """
+
+    name: str
+    num_bytes: int
+
+
+Event: TypeAlias = Output | Take | Give | Keep
+
+
+@dataclass(frozen=True, slots=True)
 class Sequence:
     """The events inside a call, and how they are known.
 
     ``origin`` is ``traced`` (outputs only), ``formula``, ``learnt``, or ``unknown``.
     """
 
-    events: tuple[Output | Take | Give, ...]
+    events: tuple[Event, ...]
     origin: str
 
 

@@ -1,0 +1,1 @@
+"""What CUDA kernels take that a trace cannot see: formulas, each with its source and versions."""

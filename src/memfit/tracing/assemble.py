@@ -80,7 +80,7 @@ class _Assembly:
                     0,
                 )
                 scratch[event.slot] = self._take(row, ran.phase)
-            else:
+            elif isinstance(event, Give):
                 self._give(scratch, event, ran.phase)
         for block in waiting:
             self._output(ran, block)

@@ -150,6 +150,24 @@ def _fill(value: Any, make: Callable[[TensorSpec], torch.Tensor]) -> Any:
     return value
 
 
+def wrap_numbers(
+    op: torch._ops.OpOverload, args: list[Any], kwargs: dict[str, Any], device: str
+) -> None:
+    """Python numbers in the place of tensors become 0-d tensors of ``device`` again, in place.
+
+    PyTorch wraps them before it dispatches, hands them out as numbers, and takes numbers back from
+    Python for a few ops only.  A 0-d tensor of the default dtype promotes as the number did.
+    """
+    for position, argument in enumerate(op._schema.arguments):
+        if "Tensor" not in str(argument.type) or "[" in str(argument.type):
+            continue
+        if position < len(args):
+            if isinstance(args[position], (bool, int, float, complex)):
+                args[position] = torch.tensor(args[position], device=device)
+        elif isinstance(kwargs.get(argument.name), (bool, int, float, complex)):
+            kwargs[argument.name] = torch.tensor(kwargs[argument.name], device=device)
+
+
 def call_below(op: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     """Calls ``op`` below autograd and autocast, which have had their say where a trace stands."""
     with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():

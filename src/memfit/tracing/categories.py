@@ -8,6 +8,7 @@ from memfit.tracing.log import PhaseSpan, Use
 _SEEN = {
     Use.PARAMETER: "parameters",
     Use.GRADIENT: "gradients",
+    Use.OPTIMIZER_STATE: "optimizer_state",
     Use.INPUT: "inputs",
     Use.LOSS: "loss",
 }

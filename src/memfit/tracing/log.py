@@ -18,6 +18,7 @@ class Use(Enum):
     UNKNOWN = "unknown"
     PARAMETER = "parameter"
     GRADIENT = "gradient"
+    OPTIMIZER_STATE = "optimizer state"
     INPUT = "input"
     LOSS = "loss"
 

@@ -40,9 +40,10 @@ class ModulePaths:
         for handle in self._handles:
             handle.remove()
 
-    def name_modules(self, model: nn.Module) -> None:
-        """Learns the paths of the model's modules."""
-        self._names = {id(module): name for name, module in model.named_modules()}
+    def name_modules(self, model: nn.Module, prefix: str = "") -> None:
+        """Learns the paths of the model's modules, beside those of models before it."""
+        named = model.named_modules(prefix=prefix)
+        self._names.update({id(module): name for name, module in named})
 
     @property
     def last(self) -> str:
@@ -53,6 +54,11 @@ class ModulePaths:
     def in_forward(self) -> bool:
         """Whether a module's forward is running, in a recomputation too."""
         return bool(self._stack)
+
+    @property
+    def depth(self) -> int:
+        """How many modules' forwards are running, each inside the one before."""
+        return len(self._stack)
 
     def current(self) -> str:
         """The path of the module that the current op serves; empty outside any."""
@@ -72,7 +78,8 @@ class ModulePaths:
         self._note()
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._stack.pop()
+        if self._stack:  # it was not entered if another pre-hook raised
+            self._stack.pop()
         self._note()
 
     def _note(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from memfit.tracing.calls import Call, TensorSpec, call_below, rebuild
+from memfit.tracing.calls import Call, TensorSpec, call_below, rebuild, wrap_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ def _infer(op: torch._ops.OpOverload, call: Call) -> tuple[list[Any], pytree.Tre
     args, kwargs = rebuild(call, to_meta)
     if "device" in kwargs or any(argument.name == "device" for argument in op._schema.arguments):
         kwargs["device"] = torch.device("meta")
+    wrap_numbers(op, args, kwargs, "meta")
     result = call_below(op, args, kwargs)
     leaves, tree = pytree.tree_flatten(result)
     inputs = {meta.untyped_storage()._cdata for meta in metas}

@@ -20,7 +20,7 @@ from memfit.tracing.calls import call_below
 from memfit.tracing.memory import VirtualMemory, storage_address
 
 _TRACING = str(Path(__file__).parent) + os.sep
-_MEMFIT = str(Path(__file__).parents[1]) + os.sep
+MEMFIT_FOLDER = str(Path(__file__).parents[1]) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 """Whose lines are not the user's.  Whole folders: a user's own path may hold these names too."""
 
@@ -90,7 +90,7 @@ class Values:
                 f"{line}: {op.name()} gives a result whose size depends on values that a "
                 "prediction does not have; compute it from the inputs, or use torch.where"
             )
-        if not line.startswith(_MEMFIT):  # our own step reads the loss and the norm, to report them
+        if not line.startswith(MEMFIT_FOLDER):  # our own step reads the loss, to report it
             self.unknown_reads.add(line)
         dtype = tensors[0].dtype
         if name == "aten::equal" or dtype is torch.bool:

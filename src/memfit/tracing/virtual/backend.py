@@ -16,7 +16,7 @@ NAME = "vgpu"
 """The device type's name in C++; ``cuda`` is refused there.  Python is told ``cuda``."""
 
 
-class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
     """What C++ asks of a device type."""
 
     def is_available(self) -> bool:

@@ -17,8 +17,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memfit.errors import BadInput
-from memfit.tracing.calls import Call, TensorSpec, call_below, describe, rebuild
+from memfit.tracing.calls import Call, TensorSpec, call_below, describe, rebuild, wrap_numbers
 from memfit.tracing.hidden.cuda.kernels import Kernels
+from memfit.tracing.hidden.cuda.steps import ESTIMATE
 from memfit.tracing.hidden.cuda.table import COVERED, sequence
 from memfit.tracing.hidden.sequences import Give, Keep, Output, Sequence, Take
 from memfit.tracing.log import Use
@@ -28,6 +29,7 @@ from memfit.tracing.shapes import Fresh, Outputs, infer_outputs
 from memfit.tracing.values import is_small, user_line
 from memfit.tracing.virtual.ledger import Ledger
 from memfit.tracing.virtual.memory import DeviceMemory, contiguous_strides, extent_bytes, is_virtual
+from memfit.tracing.virtual.outputs import OnHost, as_cuda
 from memfit.tracing.virtual.values import Shadows
 
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -88,6 +90,14 @@ class Kind:
 
     returns_written: bool
     is_random: bool
+    overwrites: bool
+    """Whether it does not read what it writes into."""
+
+    mixes_devices: bool
+    is_loss: bool
+    is_covered: bool
+    """Whether its kernel may take memory beside its outputs."""
+
     handler: Handler | None
 
 
@@ -111,6 +121,9 @@ class Dispatch:
 
         self.libraries: list[torch.library.Library] = []
         """What keeps the kernels registered."""
+
+        self.facts: dict[str, str] = {}
+        """What the run asked for and got otherwise: the Timeline's facts say so."""
 
         self._modules = modules
         self._kernels = kernels
@@ -137,6 +150,12 @@ class Dispatch:
         number = self._number_of(tensor)
         if number is not None:
             self.ledger.blocks[number].module = module
+
+    def call_estimate(self, tensor: torch.Tensor) -> None:
+        """Says that the size of the block behind a tensor is only estimated."""
+        number = self._number_of(tensor)
+        if number is not None:
+            self.ledger.blocks[number].origin = ESTIMATE
 
     def begin(self, phase: str, step: int) -> None:
         """What follows belongs to this phase of this step."""
@@ -165,12 +184,12 @@ class Dispatch:
         num_bytes = extent_bytes(size, stride, dtype)
         tensor, address = self.memory.tensor(size, stride, dtype, num_bytes)
         if num_bytes:
-            label = f"{str(dtype).removeprefix('torch.')}{size}"
             number = self.ledger.take(
                 num_bytes,
                 op,
                 self._modules.current(),
-                tensor=label,
+                dtype=dtype,
+                size=size,
                 numel=num_bytes // dtype.itemsize,
                 in_module=self._modules.in_forward,
                 stream=self.stream,
@@ -205,18 +224,21 @@ class Dispatch:
                 return answer
         if kind.is_view:
             return op.redispatch(CPU_KEYS, *args, **kwargs)
-        call, tensors = describe(op, args, kwargs, tell_host=True)
-        self._check_devices(kind, call, tensors)
-        if kind.name in _LOSS_OPS:
-            self._note_loss(call)
+        tensors = _tensors_in(args)
+        if kwargs:
+            tensors += _tensors_in(kwargs.values())
+        self._check_devices(kind, tensors)
         if kind.written:
-            return self._write(op, kind, call, args, kwargs, tensors)
-        if not kind.is_random and tensors and self._are_known(tensors):
+            return self._write(op, kind, args, kwargs, tensors)
+        if tensors and not kind.is_random and self._are_known(tensors):
             known = self._run_on_shadows(op, args, kwargs)
             if known is not NotImplemented:
                 return pytree.tree_map_only(
                     torch.Tensor, lambda values: self.with_values(values, kind.name), known
                 )
+        call, _ = describe(op, args, kwargs, tell_host=True)
+        if kind.is_loss:
+            self._note_loss(call)
         return self._make(op, kind, call)
 
     def _make(self, op: torch._ops.OpOverload, kind: Kind, call: Call) -> Any:
@@ -234,13 +256,14 @@ class Dispatch:
         self._take_beside(kind, call, len(fresh), output)
         for index in range(len(fresh)):
             output(index)
+        leaves = [leaf.make() if isinstance(leaf, OnHost) else leaf for leaf in leaves]
         return leaves[0] if outputs.tree.is_leaf() else pytree.tree_unflatten(leaves, outputs.tree)
 
     def _take_beside(
         self, kind: Kind, call: Call, num_outputs: int, output: Callable[[int], None]
     ) -> None:
         """Goes through what happens inside a call."""
-        if kind.name not in COVERED:
+        if not kind.is_covered:
             return
         key = (call, num_outputs)
         if key not in self._sequences:
@@ -254,7 +277,7 @@ class Dispatch:
                 if event.index < num_outputs:
                     output(event.index)
             elif isinstance(event, Take):
-                scratch[event.slot] = self._take(event.num_bytes, kind.name, inside.origin)
+                scratch[event.slot] = self.take(event.num_bytes, kind.name, inside.origin)
             elif isinstance(event, Give):
                 self.ledger.free(scratch.pop(event.slot))
             elif isinstance(event, Keep):
@@ -262,7 +285,8 @@ class Dispatch:
         for number in scratch.values():
             self.ledger.free(number)
 
-    def _take(self, num_bytes: int, op: str, origin: str) -> int:
+    def take(self, num_bytes: int, op: str, origin: str) -> int:
+        """Scratch of a kernel; the block's number, for ``ledger.free``."""
         return self.ledger.take(
             num_bytes, op, self._modules.current(), origin=origin, stream=self.stream
         )
@@ -273,26 +297,31 @@ class Dispatch:
         key = (event.name, in_engine, self.stream)
         if key not in self._kept:
             self._kept.add(key)
-            self._take(event.num_bytes, event.name, origin)
+            self.take(event.num_bytes, event.name, origin)
 
     def _write(
         self,
         op: torch._ops.OpOverload,
         kind: Kind,
-        call: Call,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: list[torch.Tensor],
     ) -> Any:
         """An op that writes into its arguments: their values, and what its kernel takes."""
-        written = self._written(kind, args, kwargs)
+        values = [_argument(args, kwargs, position, name) for position, name in kind.written]
+        written = [tensor for tensor in _tensors_in(values) if is_virtual(tensor)]
+        returns = op._schema.returns
         if kind.outs:
-            self._adopt_outputs(op, kind, call, written)
-        self._take_beside(kind, call, 0, lambda index: None)
+            self._adopt_outputs(op, kind, args, kwargs, written)
+        if kind.is_covered or kind.is_loss or (returns and not kind.returns_written):
+            call, _ = describe(op, args, kwargs, tell_host=True)
+            if kind.is_loss:
+                self._note_loss(call)
+            self._take_beside(kind, call, 0, lambda index: None)
         read = tensors
-        if kind.outs or kind.name in _OVERWRITES:
+        if kind.outs or kind.overwrites:
             # An in-place structured op arrives as op.out(x, ..., out=x): arguments decide.
-            read = _tensors_in(args[1:] if kind.name in _OVERWRITES else args)
+            read = _tensors_in(args[1:] if kind.overwrites else args)
             read += _tensors_in([v for name, v in kwargs.items() if name not in kind.outs])
         random = kind.is_random and any(t.dtype.is_floating_point for t in written)
         if (
@@ -303,10 +332,8 @@ class Dispatch:
             for tensor in written:
                 self.shadows.forget(tensor)
         if kind.returns_written:
-            values = [_argument(args, kwargs, position, name) for position, name in kind.written]
-            count = len(op._schema.returns)
-            return values[0] if count == 1 else tuple(values[:count])
-        return None if not op._schema.returns else self._make(op, kind, call)
+            return values[0] if len(returns) == 1 else tuple(values[: len(returns)])
+        return self._make(op, kind, call) if returns else None
 
     def _write_shadows(
         self,
@@ -320,24 +347,30 @@ class Dispatch:
                 return False
         return self._run_on_shadows(op, args, kwargs) is not NotImplemented
 
-    def _written(
-        self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[torch.Tensor]:
-        found = [_argument(args, kwargs, position, name) for position, name in kind.written]
-        return [tensor for tensor in _tensors_in(found) if is_virtual(tensor)]
-
     def _adopt_outputs(
-        self, op: torch._ops.OpOverload, kind: Kind, call: Call, written: list[torch.Tensor]
+        self,
+        op: torch._ops.OpOverload,
+        kind: Kind,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: list[torch.Tensor],
     ) -> None:
         """Names the blocks that C++ made for this op; resizes those it left empty for us."""
-        if any(tensor.numel() == 0 for tensor in written):
+        if not all(tensor.numel() for tensor in written):
+            call, _ = describe(op, args, kwargs, tell_host=True)
             for tensor, size in zip(written, _sizes_of_outs(op, call), strict=False):
                 if list(tensor.shape) != size:
                     self.resize(tensor, size)
+        blocks = self.ledger.blocks
         for tensor in written:
             number = self._number_of(tensor)
-            if number is not None and self.ledger.blocks[number].op in _MAKES_EMPTY:
-                self.ledger.blocks[number].op = kind.name
+            # In place, the op writes into a tensor that it was given to read: not made for it.
+            if (
+                number is not None
+                and blocks[number].op in _MAKES_EMPTY
+                and not any(tensor is operand for operand in args)
+            ):
+                blocks[number].op = kind.name
 
     def resize(self, tensor: torch.Tensor, size: list[int]) -> None:
         """``resize_``: a larger block where the storage is too small, row-major."""
@@ -365,8 +398,11 @@ class Dispatch:
         self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The op on the host, over values; NotImplemented where the host has no such kernel."""
+        host_args = [self._to_host(value) for value in args]
+        host_kwargs = {name: self._to_host(value) for name, value in kwargs.items()}
+        wrap_numbers(op, host_args, host_kwargs, "cpu")
         try:
-            return op(*self._to_host(args), **{k: self._to_host(v) for k, v in kwargs.items()})
+            return op(*host_args, **host_kwargs)
         except (NotImplementedError, RuntimeError):
             return NotImplemented
 
@@ -390,7 +426,8 @@ class Dispatch:
         outputs = self._outputs.get(call)
         if outputs is None:
             try:
-                outputs = self._outputs[call] = infer_outputs(op, call, like_cuda=True)
+                outputs = as_cuda(call, infer_outputs(op, call, like_cuda=True))
+                self._outputs[call] = outputs
             except NotImplementedError as error:
                 raise BadInput(
                     f"{user_line()}: what {op.name()} returns cannot be told without data, or "
@@ -400,9 +437,9 @@ class Dispatch:
                 ) from error
         return outputs
 
-    def _check_devices(self, kind: Kind, call: Call, tensors: list[torch.Tensor]) -> None:
+    def _check_devices(self, kind: Kind, tensors: list[torch.Tensor]) -> None:
         """Refuses host tensors among the device's, as CUDA's kernels do."""
-        if kind.name in _MIXES_DEVICES or kind.name.startswith(("aten::_foreach", "aten::_fused_")):
+        if kind.mixes_devices:
             return
         for tensor in tensors:
             if tensor.is_cpu and tensor.dim() > 0:
@@ -416,7 +453,7 @@ class Dispatch:
         """Blocks as large as the logits, made in this span, are the loss's."""
         self._loss_numel = numel = call.tensors()[0].numel
         for block in self.ledger.blocks[self.ledger.first_of_span :]:
-            if block.numel == numel and block.tensor:
+            if block.numel == numel and block.dtype is not None:
                 block.use = Use.LOSS
 
     def _learn_kind(self, op: torch._ops.OpOverload) -> Kind:
@@ -435,6 +472,11 @@ class Dispatch:
             outs=frozenset(argument.name for argument in schema.arguments if argument.is_out),
             returns_written=bool(aliases) and all(alias is not None for alias in aliases),
             is_random=torch.Tag.nondeterministic_seeded in op.tags,
+            overwrites=name in _OVERWRITES,
+            mixes_devices=name in _MIXES_DEVICES
+            or name.startswith(("aten::_foreach", "aten::_fused_")),
+            is_loss=name in _LOSS_OPS,
+            is_covered=name in COVERED,
             handler=self._handlers.get(name),
         )
         return kind

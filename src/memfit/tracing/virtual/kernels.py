@@ -13,12 +13,34 @@ import torch
 
 from memfit.tracing.virtual.dispatch import Dispatch
 
-_CUDA_BESIDE_COMPOSITE = """
-_chunk_cat _chunk_cat.out _fused_rms_norm _fused_rms_norm_backward _grouped_mm addr all all.dim
-all.dims any any.dim any.dims convolution convolution_backward copy_ embedding equal is_pinned isinf
-isnan linalg__powsum mish_backward native_group_norm native_layer_norm silu_backward
-split_with_sizes_copy.out
-""".split()
+_CUDA_BESIDE_COMPOSITE = (
+    "_chunk_cat",
+    "_chunk_cat.out",
+    "_fused_rms_norm",
+    "_fused_rms_norm_backward",
+    "_grouped_mm",
+    "addr",
+    "all",
+    "all.dim",
+    "all.dims",
+    "any",
+    "any.dim",
+    "any.dims",
+    "convolution",
+    "convolution_backward",
+    "copy_",
+    "embedding",
+    "equal",
+    "is_pinned",
+    "isinf",
+    "isnan",
+    "linalg__powsum",
+    "mish_backward",
+    "native_group_norm",
+    "native_layer_norm",
+    "silu_backward",
+    "split_with_sizes_copy.out",
+)
 """Ops with a composite kernel and one for CUDA, beside ``_foreach_*``: listed from a CUDA build of
 torch 2.14 by ``_dispatch_has_kernel_for_dispatch_key``."""
 

@@ -11,13 +11,15 @@ import threading
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from memfit.allocator.caching import CachingAllocator
-from memfit.records.timeline import CATEGORIES, ORIGINS, PHASES, Timeline
+from memfit.records.timeline import CATEGORIES, ORIGINS, PHASES, Action, Timeline
 from memfit.tracing.categories import category_code
 from memfit.tracing.log import PhaseSpan, Use
 
 _WORKSPACE = CATEGORIES.index("workspace")
+_NO_SIZE: list[int] = []
 
 
 @dataclass(slots=True)
@@ -27,8 +29,10 @@ class Block:
     num_bytes: int
     op: str
     module: str
-    tensor: str
-    """``float32[8, 1024]``; empty for a kernel's scratch."""
+    dtype: torch.dtype | None
+    """None for a kernel's scratch."""
+
+    size: list[int]
 
     numel: int
     span: int
@@ -52,7 +56,7 @@ class Ledger:
         self.allocator = allocator
         self.blocks: list[Block] = []
         self.spans: list[PhaseSpan] = [PhaseSpan("init", 0, 0)]
-        self.actions: list[tuple[int, str]] = []
+        self.actions: list[Action] = []
         self.first_of_span = 0
         """The first block of the current span."""
 
@@ -72,7 +76,8 @@ class Ledger:
         op: str,
         module: str,
         *,
-        tensor: str = "",
+        dtype: torch.dtype | None = None,
+        size: list[int] = _NO_SIZE,
         numel: int = 0,
         in_module: bool = False,
         origin: str = "traced",
@@ -86,7 +91,8 @@ class Ledger:
                     num_bytes,
                     op,
                     module,
-                    tensor,
+                    dtype,
+                    size,
                     numel,
                     len(self.spans) - 1,
                     in_module,
@@ -110,10 +116,10 @@ class Ledger:
             self._event_spans.append(len(self.spans) - 1)
 
     def act(self, action: str) -> None:
-        """``empty_cache``, ``reset_peak`` or ``synchronize``: what the run asked of the allocator."""
+        """What the run asked of the allocator: empty_cache, reset_peak or synchronize."""
         with self._lock:
             getattr(self.allocator, action)()
-            self.actions.append((len(self._events), action))
+            self.actions.append(Action(len(self._events), action))
 
     def timeline(self, device: str, facts: dict[str, str]) -> Timeline:
         """All of it, as a record."""
@@ -130,7 +136,7 @@ class Ledger:
                     ORIGINS.index(block.origin),
                     name(block.op),
                     name(block.module),
-                    name(block.tensor),
+                    name(_label(block)),
                     block.stream,
                 )
                 for block in self.blocks
@@ -158,7 +164,7 @@ class Ledger:
         )
 
     def _category(self, block: Block) -> int:
-        if not block.tensor:
+        if block.dtype is None:
             return _WORKSPACE
         return category_code(
             block.use,
@@ -166,3 +172,8 @@ class Ledger:
             died_within=block.died == block.span,
             in_module=block.in_module,
         )
+
+
+def _label(block: Block) -> str:
+    """``float32[8, 1024]``; empty for a kernel's scratch."""
+    return "" if block.dtype is None else f"{str(block.dtype).removeprefix('torch.')}{block.size}"

@@ -1,9 +1,15 @@
 """Tensors on the virtual GPU: a size, an address, and nothing behind it.
 
-A tensor is made by ``from_dlpack`` from a description in a few bytes, whose deleter PyTorch calls
-when the storage dies.  Nothing else would do: a storage object made in Python stays attached to
-the storage and raises its reference count, and autograd, which adds gradients in place only to a
-storage that nobody else holds, would then take memory that a GPU does not.
+A tensor is made by ``from_dlpack`` from a description in a few bytes.  The description is one that
+numpy wrote for a small array, with the device, the address and the shape changed: when PyTorch
+frees the storage it calls the description's deleter, numpy's drops the array, and a weak reference
+to that tells us.  Two simpler ways would not do:
+
+- A storage object made in Python stays attached to the storage and raises its reference count; and
+  autograd, which adds gradients in place only to a storage that nobody else holds, would then take
+  memory that a GPU does not.
+- A deleter made by ctypes must not run while an exception is raised, and tensors die then too;
+  callbacks of weak references are safe there.
 
 Addresses lie in a reserved range without backing, so that C++ which reads one by mistake finds
 zeros and not a segmentation fault.
@@ -16,8 +22,10 @@ import mmap
 import struct
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from memfit.errors import MemfitError
@@ -32,9 +40,11 @@ _ALIGNMENT = 512
 _EXTERNAL_DEVICE = 12
 """kDLExtDev of dlpack.h, which PyTorch maps to PrivateUse1 (aten/src/ATen/DLConvertor.cpp)."""
 
-# DLManagedTensor of dlpack.h on a 64-bit machine: data, device type, device id, dims, dtype code,
-# bits, lanes, shape*, strides*, byte offset, manager context, deleter.  Shape and strides follow.
-_HEADER = struct.Struct("<QiiiBBHQQQQQ")
+_DESCRIPTION = struct.Struct("<QiiiBBHQQQ")
+"""The DLTensor at the start of dlpack.h's DLManagedTensor, on a 64-bit machine: data, device type,
+device id, dims, dtype code, bits, lanes, shape*, strides*, byte offset."""
+
+_Description = ctypes.c_char * _DESCRIPTION.size
 
 _SIGNED, _UNSIGNED, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
 _DTYPES = {
@@ -56,10 +66,16 @@ _DTYPES = {
 }
 """dtype -> (code, bits) of DLDataType; any other dtype is made from bytes (``_of_bytes``)."""
 
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype = ctypes.py_object
-_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+class _Watch(weakref.ref["np.ndarray"]):
+    """Calls back when the array behind a storage is dropped, and knows the storage's address."""
+
+    __slots__ = ("address",)
+    address: int
 
 
 class DeviceMemory:
@@ -87,13 +103,10 @@ class DeviceMemory:
             ) from error
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._region))
         self._next = self._base
+        self._end = self._base + _REGION_BYTES
         self._on_free = on_free
-        self._described: dict[int, tuple[ctypes.Array[ctypes.c_char], int]] = {}
+        self._watches: dict[int, _Watch] = {}
         self._lock = threading.Lock()
-        self._deleter = _Deleter(self._delete)
-        pointer = ctypes.cast(self._deleter, ctypes.c_void_p).value
-        assert pointer is not None
-        self._deleter_pointer = pointer
 
     def tensor(
         self, size: list[int], stride: list[int], dtype: torch.dtype, num_bytes: int
@@ -105,32 +118,29 @@ class DeviceMemory:
         with self._lock:
             address = self._next
             self._next += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT or _ALIGNMENT
-        if self._next > self._base + _REGION_BYTES:
+        if self._next > self._end:
             raise MemfitError(f"the trace asked for more than {_REGION_BYTES >> 40} TiB in all")
-        code, bits = known
         dims = len(size)
-        described = ctypes.create_string_buffer(_HEADER.size + 16 * dims)
-        start = ctypes.addressof(described)
-        shape = start + _HEADER.size
-        _HEADER.pack_into(
-            described,
+        array = np.array((*size, *stride), dtype=np.int64)  # the shape that PyTorch will read
+        capsule = array.__dlpack__()
+        description = _Description.from_address(_pointer_of(capsule, b"dltensor"))
+        shape = _DESCRIPTION.unpack_from(description)[0]
+        _DESCRIPTION.pack_into(
+            description,
             0,
             address,
             _EXTERNAL_DEVICE,
             0,
             dims,
-            code,
-            bits,
+            *known,
             1,
             shape,
             shape + 8 * dims,
             0,
-            0,
-            self._deleter_pointer,
         )
-        struct.pack_into(f"<{2 * dims}q", described, _HEADER.size, *size, *stride)
-        self._described[start] = (described, address)
-        return torch._C._from_dlpack(_new_capsule(start, b"dltensor", None)), address
+        watch = self._watches[address] = _Watch(array, self._dropped)
+        watch.address = address
+        return torch._C._from_dlpack(capsule), address
 
     def _of_bytes(
         self, size: list[int], stride: list[int], dtype: torch.dtype, num_bytes: int
@@ -143,9 +153,9 @@ class DeviceMemory:
             keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
             return set_to.redispatch(keys, empty, flat, 0, size, stride), address
 
-    def _delete(self, start: int) -> None:
-        _, address = self._described.pop(start)
-        self._on_free(address)
+    def _dropped(self, watch: _Watch) -> None:
+        del self._watches[watch.address]
+        self._on_free(watch.address)
 
 
 def is_virtual(tensor: torch.Tensor) -> bool:
@@ -155,12 +165,12 @@ def is_virtual(tensor: torch.Tensor) -> bool:
 
 def extent_bytes(size: list[int], stride: list[int], dtype: torch.dtype) -> int:
     """Bytes from the first to the last element: what ``empty_strided`` allocates."""
-    last = 0
+    last = 1
     for extent, step in zip(size, stride, strict=True):
         if extent == 0:
             return 0
         last += (extent - 1) * step
-    return (last + 1) * dtype.itemsize
+    return last * dtype.itemsize
 
 
 def contiguous_strides(size: list[int]) -> list[int]:

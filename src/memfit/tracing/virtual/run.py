@@ -7,14 +7,8 @@ whatever happens.
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
-import pickle
-import signal
 import sys
-import traceback
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,13 +17,22 @@ import torch
 from memfit.allocator.caching import CachingAllocator
 from memfit.allocator.settings import Settings
 from memfit.allocator.version import TorchVersion
-from memfit.errors import MemfitError
 from memfit.observer import Observer
 from memfit.records.device import Device
 from memfit.records.timeline import Timeline
 from memfit.tracing.hidden.cuda.kernels import kernels_for
 from memfit.tracing.modules import ModulePaths
-from memfit.tracing.virtual import answers, backend, kernels, special
+from memfit.tracing.virtual import (
+    answers,
+    attention,
+    autocast,
+    backend,
+    composites,
+    kernels,
+    rnn,
+    special,
+)
+from memfit.tracing.virtual.child import in_child
 from memfit.tracing.virtual.dispatch import Dispatch
 from memfit.tracing.virtual.face import Face
 from memfit.tracing.virtual.ledger import Ledger
@@ -71,9 +74,10 @@ def trace_on_gpu(
         BadInput: the run needs values that a trace does not have.
         Exception: whatever ``run`` raises, with a note of the step and the module it was in.
     """
-    return in_child(
+    traced: Traced = in_child(
         lambda: trace_here(run, card=card, version=version, settings=settings, addresses=addresses)
     )
+    return traced
 
 
 def trace_here(
@@ -93,8 +97,13 @@ def trace_here(
         try:
             value = run(watch)
         except Exception as error:
-            error.add_note(_where(gpu, modules))
+            error.add_note(where(gpu, modules))
             raise
+    return outcome(gpu, card, version, value)
+
+
+def outcome(gpu: Dispatch, card: Device, version: TorchVersion, value: Any) -> Traced:
+    """What the run that ends here gives; nothing that dies later is in it."""
     stats = gpu.ledger.allocator.stats()
     gpu.close()
     return Traced(gpu.ledger.timeline(card.name, _facts(gpu, version)), value, stats)
@@ -104,98 +113,33 @@ def start(
     card: Device, version: TorchVersion, settings: Settings, addresses: str, modules: ModulePaths
 ) -> Dispatch:
     """Makes the virtual GPU of this process."""
-    import torch._dynamo  # it checks the names of torch's functions: before they are replaced
+    import torch._dynamo  # noqa: F401  # it checks torch's functions when imported: before we do
 
     device = backend.register()
     allocator = CachingAllocator(version=version, settings=settings, addresses=addresses)
-    gpu = Dispatch(device, Ledger(allocator), modules, kernels_for(card, version), special.HANDLERS)
-    gpu.libraries = kernels.register(gpu)
+    on_card = kernels_for(card, version)
+    gpu = Dispatch(device, Ledger(allocator), modules, on_card, special.HANDLERS)
+    gpu.libraries = [
+        *kernels.register(gpu),
+        *autocast.register(version),
+        *attention.register(gpu, on_card),
+        *composites.register(version),
+        *rnn.register(gpu, on_card),
+    ]
     Face(gpu).install()
     answers.install(gpu, card)
     return gpu
 
 
-def in_child(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns in a forked child, or the exception it raises there.
-
-    Raises:
-        MemfitError: the child died without an answer.
-    """
-    if not hasattr(os, "fork"):
-        raise MemfitError("the virtual GPU needs a system that can fork: Linux or macOS")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        # The child starts no thread pool that the parent has (set_num_threads), as data loaders do.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        os.close(reading)
-        _answer(work, writing)
-    os.close(writing)
-    try:
-        with os.fdopen(reading, "rb") as pipe:
-            answer = pipe.read()
-    except BaseException:
-        os.kill(child, signal.SIGKILL)
-        raise
-    finally:
-        _, status = os.waitpid(child, 0)
-    if not answer:
-        raise MemfitError(f"the process that traced the run died ({_say_status(status)})")
-    raised, value = pickle.loads(answer)  # noqa: S301  # our own child's
-    if raised:
-        raise value
-    return value
-
-
-def _answer(work: Callable[[], Any], writing: int) -> None:
-    """Does the work in the child and ends it."""
-    try:
-        torch.set_num_threads(1)
-        try:
-            answer = pickle.dumps((False, work()))
-        except KeyboardInterrupt:
-            answer = b""
-        except BaseException as error:
-            answer = _pickled_error(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(answer)
-    finally:
-        os._exit(0)
-
-
-def _pickled_error(error: BaseException) -> bytes:
-    error.add_note(
-        "Traceback in the traced process:\n" + "".join(traceback.format_exception(error))
-    )
-    with contextlib.suppress(Exception):
-        answer = pickle.dumps((True, error))
-        pickle.loads(answer)  # noqa: S301  # some exceptions pickle and do not come back
-        return answer
-    replacement = RuntimeError(f"{type(error).__name__}: {error}")
-    for note in error.__notes__:
-        replacement.add_note(note)
-    return pickle.dumps((True, replacement))
-
-
-def _say_status(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"signal {os.WTERMSIG(status)}"
-    return f"exit code {os.waitstatus_to_exitcode(status)}"
-
-
-def _where(gpu: Dispatch, modules: ModulePaths) -> str:
+def where(gpu: Dispatch, modules: ModulePaths) -> str:
+    """Where an error was raised."""
     span = gpu.ledger.spans[-1]
     module = modules.last or "no module"
     return f"This was in step {span.step}, {span.name}, in {module}."
 
 
 def _facts(gpu: Dispatch, version: TorchVersion) -> dict[str, str]:
-    facts = {"torch": torch.__version__, "rules of torch": str(version)}
+    facts = {"torch": torch.__version__, "rules of torch": str(version), **gpu.facts}
     transformers = sys.modules.get("transformers")
     if transformers is not None:
         facts["transformers"] = transformers.__version__
@@ -203,4 +147,7 @@ def _facts(gpu: Dispatch, version: TorchVersion) -> dict[str, str]:
     if reads:
         lines = ", ".join(sorted(reads))
         facts["unknown values read"] = f"{lines} (answered with 1.0, 1 or False)"
+    if gpu.shadows.unknown_sizes:
+        lines = ", ".join(sorted(gpu.shadows.unknown_sizes))
+        facts["sizes from unknown values"] = f"{lines} (taken as large as they can be)"
     return facts

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from memfit.tracing.log import Use
-from memfit.tracing.values import user_line
 from memfit.tracing.virtual.dispatch import CPU_KEYS, Dispatch, Handler
 from memfit.tracing.virtual.memory import is_virtual
 
@@ -23,9 +22,7 @@ def _item(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
     values = gpu.shadows.of(tensor)
     if values is not None:
         return values.item()
-    reads = gpu.shadows.unknown_reads
-    line = user_line()
-    reads[line] = reads.get(line, 0) + 1
+    gpu.shadows.note_read()
     if tensor.dtype is torch.bool:
         return False
     if tensor.dtype.is_complex:
@@ -34,7 +31,7 @@ def _item(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
 
 
 def _copy(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
-    """``target.copy_(source)``: values where they are known; what is not is 1.0 or 0 on the host."""
+    """``target.copy_(source)``: known values; unknown ones are 1.0 or 0 on the host."""
     target, source = args[0], args[1]
     if source.shape != target.shape:
         torch.broadcast_shapes(source.shape, target.shape)
@@ -126,6 +123,7 @@ def _nonzero(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
     values = gpu.shadows.of(tensor)
     if values is not None:
         return gpu.with_values(op(values), "aten::nonzero")
+    gpu.shadows.note_size()
     count, dims = tensor.numel(), tensor.dim()
     # CUDA's kernel writes one row of places a dim and returns the transpose.
     return gpu.empty([count, dims], [1, max(count, 1)], torch.int64, "aten::nonzero")
@@ -136,6 +134,7 @@ def _masked_select(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
     tensor, mask = args
     values = gpu.shadows.of(mask) if is_virtual(mask) else mask
     if values is None:
+        gpu.shadows.note_size()
         count = torch.broadcast_shapes(tensor.shape, mask.shape).numel()
     else:
         shape = torch.broadcast_shapes(tensor.shape, values.shape)
@@ -162,6 +161,8 @@ def _index(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
             metas.append(None)
         elif index.dtype in (torch.bool, torch.uint8):
             values = gpu.shadows.of(index) if is_virtual(index) else index
+            if values is None:
+                gpu.shadows.note_size()
             count = index.numel() if values is None else int(values.count_nonzero())
             metas += [torch.empty(count, dtype=torch.int64, device="meta")] * index.dim()
         else:
@@ -212,4 +213,4 @@ HANDLERS: dict[str, Handler] = {
     "aten::empty": _empty,
     "aten::empty_strided": _empty_strided,
 }
-"""Base name -> what serves it before the fallback does; NotImplemented leaves it to the fallback."""
+"""Base name -> what serves it first; NotImplemented leaves it to the fallback."""

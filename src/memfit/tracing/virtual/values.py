@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from memfit.tracing.memory import storage_address
-from memfit.tracing.values import is_small
+from memfit.tracing.values import MEMFIT_FOLDER, is_small, user_line
 
 
 class Shadows:
@@ -20,6 +20,20 @@ class Shadows:
         self._bytes: dict[int, torch.UntypedStorage] = {}
         self.unknown_reads: dict[str, int] = {}
         """Lines of the user's code that were answered without knowing, and how often."""
+
+        self.unknown_sizes: dict[str, int] = {}
+        """Lines whose results are as large as they can be, because their size hangs on values."""
+
+    def note_read(self) -> None:
+        """The user's code was handed a value that nobody knows."""
+        line = user_line()
+        if not line.startswith(MEMFIT_FOLDER):  # our own step reads the loss, to report it
+            self.unknown_reads[line] = self.unknown_reads.get(line, 0) + 1
+
+    def note_size(self) -> None:
+        """A result was made as large as it can be."""
+        line = user_line()
+        self.unknown_sizes[line] = self.unknown_sizes.get(line, 0) + 1
 
     def is_known(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has real values."""

@@ -1,0 +1,324 @@
+"""CUDA's autocast on the virtual GPU: which ops cast their operands, to what, and what is cached.
+
+The lists are those of aten/src/ATen/autocast_mode.h; the rules around them those of
+autocast_mode.cpp.  The kernels stand at AutocastPrivateUse1, which ``torch.autocast("cuda")``
+switches together with CUDA's own key.  ``_cudnn_rnn``, which casts and flattens its weights anew,
+stands in ``rnn``.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memfit.allocator.version import TorchVersion
+from memfit.tracing.virtual.memory import is_virtual
+
+KEY = "AutocastPrivateUse1"
+BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
+"""What a kernel excludes while it calls the op again."""
+
+_LOWER = """
+_convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d
+conv_transpose2d.input conv_transpose3d.input convolution cudnn_convolution
+cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
+baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell
+gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
+scaled_dot_product_attention
+"""
+
+_FP32 = """
+acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm
+frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss
+cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss
+huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss
+triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm
+logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
+_upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
+upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
+_upsample_bicubic2d_aa linalg_matrix_sqrth
+"""
+
+_FP32_BY_DTYPE = """
+prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+linalg_matrix_norm.str_ord sum sum.dim_IntList
+"""
+"""Ops that take a dtype: fp32 where the caller gives none, so that the kernel casts as it reads."""
+
+_FP32_APPENDED = {
+    "norm.Scalar": "norm.ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+}
+"""Ops whose overload with a dtype is called in their place."""
+
+_WIDEST = """
+addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add vdot
+"""
+
+_RAISES = "binary_cross_entropy"
+
+_SINCE = {"rms_norm": TorchVersion(2, 12), "linalg_matrix_sqrth": TorchVersion(2, 14)}
+"""Entries younger than the oldest version known here (pytorch pull request 174824; the dispatcher's
+table of 2.14.1)."""
+
+_KEEPS_GRAD_HISTORY = TorchVersion(2, 11)
+"""Since when the cache leaves casts under inference mode out, and makes those under no_grad with
+their history (pytorch pull request 165068)."""
+
+
+class CastCache:
+    """Casts of weights to 16 bit, kept until the outermost autocast region ends."""
+
+    def __init__(self, version: TorchVersion) -> None:
+        self._version = version
+        self._casts: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._lock = threading.RLock()
+
+    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """``tensor`` in ``dtype``, from the cache where it is an fp32 weight in 16 bit."""
+        if not is_eligible(tensor) or tensor.dtype is dtype:
+            return tensor
+        if not self._may_keep(tensor, dtype):
+            return tensor.to(dtype)
+        with self._lock:
+            held = self._casts.get(id(tensor))
+            if held is not None and held[0]() is tensor:
+                return held[1]
+            if self._version >= _KEEPS_GRAD_HISTORY:
+                with torch.enable_grad():
+                    copy = tensor.to(dtype)
+            else:
+                copy = tensor.to(dtype)
+            self._casts[id(tensor)] = weakref.ref(tensor), copy
+            return copy
+
+    def cast_all(self, values: Any, dtype: torch.dtype) -> list[Any]:
+        """The arguments of one op, cast last to first as C++ evaluates them."""
+        made = [self._cast_one(value, dtype) for value in reversed(values)]
+        made.reverse()
+        return made
+
+    def clear(self) -> None:
+        """The outermost region has ended."""
+        with self._lock:
+            casts = [copy for _, copy in self._casts.values()]
+            self._casts.clear()
+        drop_in_order(casts)
+
+    def _cast_one(self, value: Any, dtype: torch.dtype) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.cast(value, dtype)
+        if isinstance(value, (list, tuple)):
+            return [self._cast_one(item, dtype) for item in value]
+        return value
+
+    def _may_keep(self, tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+        return (
+            dtype is torch.get_autocast_dtype("cuda")
+            and tensor.dtype is torch.float32
+            and tensor.requires_grad
+            and tensor.is_leaf
+            and not tensor._is_view()
+            and torch.is_autocast_cache_enabled()
+            and not (self._version >= _KEEPS_GRAD_HISTORY and torch.is_inference_mode_enabled())
+        )
+
+
+def is_eligible(tensor: torch.Tensor) -> bool:
+    """Whether autocast may cast it: floating point on the device, and not double."""
+    dtype = tensor.dtype
+    return dtype.is_floating_point and dtype is not torch.float64 and is_virtual(tensor)
+
+
+def drop_in_order(values: list[Any]) -> None:
+    """Frees the values first to last, where a list that dies frees its last first."""
+    for index in range(len(values)):
+        value = values[index]
+        values[index] = None
+        if isinstance(value, list):
+            drop_in_order(value)
+        del value
+
+
+def register(version: TorchVersion) -> list[torch.library.Library]:
+    """Registers CUDA's lists and makes ``torch.autocast("cuda")`` reach the virtual GPU.
+
+    The libraries must be kept for the kernels to stay.
+    """
+    cache = CastCache(version)
+    _switch_both()
+    _clear_with(cache)
+    everything = torch.library.Library("_", "IMPL")
+    everything.fallback(torch.library.fallthrough_kernel, KEY)
+    aten = torch.library.Library("aten", "IMPL")
+    for name, make in _policies().items():
+        op = _resolve(name)
+        if op is not None and version >= _SINCE.get(name, version):
+            aten.impl(name, make(op, cache), KEY)
+    return [everything, aten]
+
+
+def listed() -> frozenset[str]:
+    """Every op in a list, as ``name.overload``."""
+    return frozenset(_policies())
+
+
+_Kernel = Callable[..., Any]
+
+
+def _policies() -> dict[str, Callable[[Any, CastCache], _Kernel]]:
+    return {
+        **dict.fromkeys(_LOWER.split(), _lower),
+        **dict.fromkeys(_FP32.split(), _fp32),
+        **dict.fromkeys(_FP32_BY_DTYPE.split(), _fp32_by_dtype),
+        **dict.fromkeys(_FP32_APPENDED, _fp32_appended),
+        **dict.fromkeys(_WIDEST.split(), _widest),
+        _RAISES: _raises,
+    }
+
+
+def _lower(op: Any, cache: CastCache) -> _Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(BELOW):
+            return _call(op, args, kwargs, cache, torch.get_autocast_dtype("cuda"))
+
+    return kernel
+
+
+def _fp32(op: Any, cache: CastCache) -> _Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(BELOW):
+            return _call(op, args, kwargs, cache, torch.float32)
+
+    return kernel
+
+
+def _fp32_by_dtype(op: Any, cache: CastCache) -> _Kernel:
+    position, is_keyword = next(
+        (index, argument.kwarg_only)
+        for index, argument in enumerate(op._schema.arguments)
+        if argument.name == "dtype"
+    )
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("dtype")
+        if not is_keyword and len(args) > position:
+            given = args[position]
+            args = args[:position]
+        if given is None and is_eligible(_first(args, kwargs)):
+            given = torch.float32
+        with torch._C._ExcludeDispatchKeyGuard(BELOW):
+            return op(*args, **{**kwargs, "dtype": given})
+
+    return kernel
+
+
+def _fp32_appended(op: Any, cache: CastCache) -> _Kernel:
+    name = op.name().removeprefix("aten::")
+    with_dtype = _resolve(_FP32_APPENDED[name])
+    dims = () if name == "norm.Scalar" else ((), False)
+
+    def kernel(self: torch.Tensor, p: Any = 2, *rest: Any) -> Any:
+        dtype = torch.float32 if is_eligible(self) else self.dtype
+        with torch._C._ExcludeDispatchKeyGuard(BELOW):
+            return with_dtype(self, p, *rest, *dims[len(rest) :], dtype=dtype)
+
+    return kernel
+
+
+def _widest(op: Any, cache: CastCache) -> _Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(BELOW):
+            dtype = _widest_dtype([*args, *kwargs.values()], torch.get_autocast_dtype("cuda"))
+            return _call(op, args, kwargs, cache, dtype)
+
+    return kernel
+
+
+def _raises(op: Any, cache: CastCache) -> _Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast. "
+            "Take the sigmoid before it out and use binary_cross_entropy_with_logits or "
+            "torch.nn.BCEWithLogitsLoss, which are safe."
+        )
+
+    return kernel
+
+
+def _call(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cache: CastCache, dtype: torch.dtype
+) -> Any:
+    """``op`` on cast arguments, which die first to last as soon as it has run."""
+    named = dict(zip(kwargs, cache.cast_all(list(kwargs.values()), dtype), strict=True))
+    cast = cache.cast_all(args, dtype)
+    try:
+        return op(*cast, **named)
+    finally:
+        drop_in_order(cast)
+
+
+def _widest_dtype(values: list[Any], lower: torch.dtype) -> torch.dtype:
+    """fp32 if one of the tensors is, else the region's dtype.
+
+    Raises:
+        RuntimeError: a tensor has another 16-bit dtype than the region.
+    """
+    widest = lower
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            dtype = _widest_dtype(list(value), lower)
+        elif isinstance(value, torch.Tensor) and is_eligible(value):
+            dtype = value.dtype
+        else:
+            continue
+        if torch.float32 in (dtype, widest):
+            widest = torch.float32
+        elif dtype is not lower:
+            raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+    return widest
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    value: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
+    return value
+
+
+def _switch_both() -> None:
+    """``torch.set_autocast_enabled`` for ``cuda`` switches the virtual GPU's key as well."""
+    enable = torch.set_autocast_enabled
+    name = torch._C._get_privateuse1_backend_name()
+
+    def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
+        enable(*args, **kwargs)
+        if len(args) + len(kwargs) == 1:
+            enable(name, args[0] if args else kwargs["enabled"])
+        elif _device_type(args, kwargs) == "cuda":
+            enable(name, args[1] if len(args) > 1 else kwargs["enabled"])
+
+    torch.set_autocast_enabled = set_autocast_enabled
+
+
+def _device_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else kwargs.get("device_type")
+
+
+def _clear_with(cache: CastCache) -> None:
+    clear = torch.clear_autocast_cache
+
+    def clear_autocast_cache() -> None:
+        cache.clear()
+        clear()
+
+    torch.clear_autocast_cache = clear_autocast_cache
+
+
+def _resolve(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    packet = getattr(torch.ops.aten, base, None)
+    return getattr(packet, overload or "default", None) if packet is not None else None

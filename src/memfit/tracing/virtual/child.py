@@ -1,0 +1,112 @@
+"""Work in a forked child: what it changes in torch, and in the process, ends with it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from memfit.errors import MemfitError
+
+_LENGTH_BYTES = 8
+"""An answer is preceded by its length: processes that the child started hold its pipe open."""
+
+_pipe = -1
+"""In a child: where its answer goes."""
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """What ``work`` returns in a forked child, or the exception it raises there.
+
+    Raises:
+        MemfitError: the child died without an answer.
+    """
+    if not hasattr(os, "fork"):
+        raise MemfitError("the virtual GPU needs a system that can fork: Linux or macOS")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        # The child starts no thread pool that the parent has (set_num_threads), as data loaders do.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _do(work, writing)
+    os.close(writing)
+    try:
+        with os.fdopen(reading, "rb") as pipe:
+            length = int.from_bytes(pipe.read(_LENGTH_BYTES), "little")
+            answer = pipe.read(length)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        _, status = os.waitpid(child, 0)
+    if not answer:
+        raise MemfitError(f"the process that traced the run died ({_say_status(status)})")
+    raised, value = pickle.loads(answer)  # our own child's
+    if raised:
+        raise value
+    return value
+
+
+def answer_now(value: Any) -> NoReturn:
+    """Ends a child from wherever it is called: ``in_child`` returns ``value``."""
+    _send(pickle.dumps((False, value)))
+    os._exit(0)
+
+
+def _do(work: Callable[[], Any], writing: int) -> NoReturn:
+    global _pipe
+    _pipe = writing
+    try:
+        torch.set_num_threads(1)
+        try:
+            answer = pickle.dumps((False, work()))
+        except KeyboardInterrupt:
+            answer = b""
+        except BaseException as error:
+            answer = _pickled_error(error)
+        _send(answer)
+    finally:
+        os._exit(0)
+
+
+def _send(answer: bytes) -> None:
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+    with contextlib.suppress(OSError, ValueError):  # a script may have closed them
+        sys.stdout.flush()
+        sys.stderr.flush()
+    with os.fdopen(_pipe, "wb") as pipe:
+        pipe.write(len(answer).to_bytes(_LENGTH_BYTES, "little") + answer)
+
+
+def _pickled_error(error: BaseException) -> bytes:
+    error.add_note(
+        "Traceback in the traced process:\n" + "".join(traceback.format_exception(error))
+    )
+    with contextlib.suppress(Exception):
+        answer = pickle.dumps((True, error))
+        pickle.loads(answer)  # some exceptions pickle and do not come back
+        return answer
+    replacement = RuntimeError(f"{type(error).__name__}: {error}")
+    for note in error.__notes__:
+        replacement.add_note(note)
+    return pickle.dumps((True, replacement))
+
+
+def _say_status(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"signal {os.WTERMSIG(status)}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"

@@ -1,0 +1,168 @@
+"""Parameters made on the host, before they move to the GPU: they need neither memory nor time.
+
+A script that builds an 8 B model on the host and moves it would take 32 GB here, and minutes to
+fill it with random numbers that nobody reads.  So the data of a parameter of 1 MiB and more lies in
+memory without pages.  It is an ordinary CPU tensor of zeros: every op works on it, and is as slow
+and as large as it is; but what initializes, converts, copies or moves a whole parameter is known
+here and does not touch it.
+
+What one should know:
+
+- Values are zero from the start.  The GPU's copies have no values anyway; a script that trains on
+  the host sees zeros.
+- ``Parameter(buffer)`` no longer shares memory with ``buffer`` when it is as large; code that
+  relies on it (flat buffers behind parameters) assigns ``.data``, which is left alone.
+- Numbers that are computed before ``Parameter()`` are computed for real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.tracing.memory import VirtualMemory
+from memfit.tracing.virtual.dispatch import Dispatch
+from memfit.tracing.virtual.memory import extent_bytes, is_virtual
+
+_SMALLEST_BYTES = 1 << 20
+"""Parameters below this are real: they cost little, and some are read (scales, gates)."""
+
+_WRITES = (
+    "normal_",
+    "uniform_",
+    "zero_",
+    "fill_",
+    "copy_",
+    "erfinv_",
+    "mul_",
+    "add_",
+    "clamp_",
+    "div_",
+    "sub_",
+)
+"""Methods that ``torch.nn.init`` and ``load_state_dict`` write with; ``trunc_normal_`` is the third
+to the sixth."""
+
+_CONVERSIONS = {
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float": torch.float32,
+    "double": torch.float64,
+}
+
+_Tensor = torch.Tensor
+_PLAIN = (_Tensor, nn.Parameter)
+"""Not fake tensors and other kinds, which say that they are on the CPU too."""
+
+
+class HostMemory:
+    """Large host tensors without pages."""
+
+    def __init__(self) -> None:
+        self._memory = VirtualMemory()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies in memory without pages."""
+        return not is_virtual(tensor) and tensor.data_ptr() in self._memory
+
+    def like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor of the same shape and strides, or of another dtype, without pages."""
+        dtype = dtype or tensor.dtype
+        size, stride = list(tensor.shape), list(tensor.stride())
+        num_bytes = extent_bytes(size, stride, dtype)
+        return self._memory.tensor(size, stride, dtype, num_bytes, lambda address: None)
+
+
+def install(gpu: Dispatch) -> None:
+    """Replaces what makes, fills, converts and copies parameters on the host."""
+    host = HostMemory()
+    make = nn.Parameter.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if type(data) is _Tensor and _is_large_on_host(data) and not host.holds(data):
+            data = host.like(data)
+        return make(cls, data, requires_grad)
+
+    nn.Parameter.__new__ = new  # type: ignore[method-assign, assignment]
+    for name in _WRITES:
+        setattr(_Tensor, name, _skipping(host, getattr(_Tensor, name)))
+    for name, dtype in _CONVERSIONS.items():
+        setattr(_Tensor, name, _converting(host, dtype, getattr(_Tensor, name)))
+    move, clone = _Tensor.to, _Tensor.clone
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if _is_free_to_skip(host, tensor):
+            dtype = _dtype_alone(args, kwargs)
+            if dtype is not None:
+                return tensor if dtype is tensor.dtype else host.like(tensor, dtype)
+        return move(tensor, *args, **kwargs)
+
+    def copy(
+        tensor: torch.Tensor, *, memory_format: torch.memory_format = torch.preserve_format
+    ) -> torch.Tensor:
+        if _is_free_to_skip(host, tensor) and memory_format is torch.preserve_format:
+            return host.like(tensor)
+        return clone(tensor, memory_format=memory_format)
+
+    _Tensor.to, _Tensor.clone = to, copy  # type: ignore[method-assign]
+
+
+def _is_large_on_host(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_cpu
+        and tensor.is_floating_point()
+        and tensor.numel() * tensor.element_size() >= _SMALLEST_BYTES
+        and tensor.grad_fn is None
+    )
+
+
+def _is_free_to_skip(host: HostMemory, tensor: torch.Tensor) -> bool:
+    """Whether it has no pages, and nobody wants gradients through what is done to it."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and tensor.numel() * tensor.element_size() >= _SMALLEST_BYTES
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+        and host.holds(tensor)
+    )
+
+
+def _skipping(host: HostMemory, write: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that writes into its tensor, unless that has no pages."""
+
+    def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _is_free_to_skip(host, tensor):
+            return tensor
+        return write(tensor, *args, **kwargs)
+
+    method.__name__ = write.__name__
+    return method
+
+
+def _converting(
+    host: HostMemory, dtype: torch.dtype, convert: Callable[..., Any]
+) -> Callable[..., Any]:
+    def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _is_free_to_skip(host, tensor):
+            return tensor if tensor.dtype is dtype else host.like(tensor, dtype)
+        return convert(tensor, *args, **kwargs)
+
+    return method
+
+
+def _dtype_alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    """The dtype, where ``to`` asks for another one on the host and for nothing else."""
+    dtype = None
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.dtype):
+            dtype = value
+        elif isinstance(value, (str, torch.device)):
+            if torch.device(value).type != "cpu":
+                return None
+        elif not (value is None or isinstance(value, bool)):
+            return None
+    return dtype

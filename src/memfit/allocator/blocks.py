@@ -129,6 +129,18 @@ class Counts:
     active_peak: int
     active_bytes_peak: int
 
+    def add_taken(self, size: int, requested: int) -> None:
+        """A block is in use; ``CachingAllocator.take`` has this written out."""
+        self.allocations += 1
+        self.allocations_total += 1
+        self.allocations_peak = max(self.allocations_peak, self.allocations)
+        self.allocated += size
+        self.allocated_total += size
+        self.allocated_peak = max(self.allocated_peak, self.allocated)
+        self.requested += requested
+        self.requested_total += requested
+        self.requested_peak = max(self.requested_peak, self.requested)
+
     def add_reserved(self, num_bytes: int, num_segments: int) -> None:
         """The driver gave memory."""
         self.reserved += num_bytes
@@ -154,6 +166,20 @@ class Counts:
         self.reserved_peak = self.reserved
         self.active_peak = self.allocations + self.pending
         self.active_bytes_peak = self.allocated + self.pending_bytes
+
+
+class Tally:
+    """How many blocks or segments there are that ``max_split_size_mb`` keeps whole."""
+
+    __slots__ = ("current", "peak", "total")
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.total = 0
+
+    def increase(self) -> None:
+        self.current += 1
+        self.total += 1
+        self.peak = max(self.peak, self.current)
 
 
 class Pool:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from memfit.allocator.addresses import Addresses
 from memfit.allocator.addresses import addresses as addresses_of
-from memfit.allocator.blocks import ALLOCATED, FREE, PENDING, Block, Pool
+from memfit.allocator.blocks import ALLOCATED, FREE, PENDING, UNMAPPED, Block, Counts, Pool, Tally
 from memfit.allocator.expandable import Expandable
 from memfit.allocator.out_of_memory import OutOfMemory
 from memfit.allocator.rounding import (
@@ -28,7 +28,7 @@ from memfit.allocator.rounding import (
 )
 from memfit.allocator.segments import Segments
 from memfit.allocator.settings import Settings
-from memfit.allocator.statistics import add_totals, group_statistics, put_oversize
+from memfit.allocator.statistics import add_totals, group_statistics, put_tally
 from memfit.allocator.version import TorchVersion
 from memfit.records.segments import Segment, SegmentBlock
 
@@ -68,7 +68,10 @@ class CachingAllocator:
         self.settings = settings
         self._small = Pool(is_small=True, split_from=MIN_BLOCK_BYTES)
         self._large = Pool(is_small=False, split_from=large_split)
-        self._held = Segments((self._small, self._large), version, capacity_bytes, places)
+        self._max_split = settings.max_split_size_bytes or sys.maxsize
+        self._held = Segments(
+            (self._small, self._large), version, self._max_split, capacity_bytes, places
+        )
         self.total = self._held.total
         self._total_bytes = total_bytes
         self._expandable = (
@@ -77,19 +80,22 @@ class CachingAllocator:
             else None
         )
         self._divisions = settings.roundup_power2_divisions
-        self._max_split = settings.max_split_size_bytes or sys.maxsize
         self._split_below = sys.maxsize if expandable else self._max_split
         self._collects = False
-        self._fits_any = not expandable and settings.max_split_size_bytes is None
+        self._can_take_any = not expandable and settings.max_split_size_bytes is None
+        self._fits_any = self._can_take_any
         """Whether the smallest free block that is large enough is always the one to take."""
 
+        self._spare: list[Block] = []
+        """Blocks that were joined with others: objects to use again."""
+
+        self._num_mallocs = 0
         self._live: dict[int, Block] = {}
         self._uses: dict[Block, set[int]] = {}
         self._waits_for_streams = waits_for_streams
         self._waiting: list[Block] = []
         self._finished: list[Block] = []
-        self._oversize = [0, 0, 0]
-        self._oversize_segments = [0, 0, 0]
+        self._oversize = Tally()
         self._num_alloc_retries = self._num_ooms = self._num_sync_all_streams = 0
         self._num_oom_rejections = 0
         if settings.per_process_memory_fraction < 1:
@@ -108,6 +114,8 @@ class CachingAllocator:
                 raise ValueError(f"cannot allocate {num_bytes} bytes")
             return 0
         block = self.take(num_bytes, stream)
+        block.number = self._num_mallocs
+        self._num_mallocs += 1
         self._live[block.address] = block
         return block.address
 
@@ -136,8 +144,8 @@ class CachingAllocator:
         """``torch.cuda.reset_peak_memory_stats()``."""
         for counts in (self.total, self._small.counts, self._large.counts):
             counts.reset_peaks()
-        for counter in (self._oversize, self._oversize_segments):
-            counter[1] = counter[0]
+        for tally in (self._oversize, self._held.oversize):
+            tally.peak = tally.current
 
     def set_memory_fraction(self, fraction: float) -> None:
         """``torch.cuda.set_per_process_memory_fraction(fraction)``.
@@ -149,9 +157,16 @@ class CachingAllocator:
             raise ValueError(f"a share of the device is between 0 and 1, not {fraction}")
         if self._total_bytes is None:
             raise ValueError("a share of the device needs the device's memory: give total_bytes")
-        self._held.limit_bytes = int(fraction * self._total_bytes)
-        self._collects = self.settings.garbage_collection_threshold > 0
-        self._fits_any = self._fits_any and not self._collects
+        limit = fraction * self._total_bytes
+        # Up to 2.8 (by the source of its time) all of the device is a limit too, which matters to
+        # the garbage collection only; the byte is cut off up to 2.13, rounded in 2.14.
+        if fraction < 1 or self.version <= (2, 8):
+            self._held.limit_bytes = round(limit) if self.version >= (2, 14) else int(limit)
+        else:
+            self._held.limit_bytes = None
+        threshold = self.settings.garbage_collection_threshold
+        self._collects = threshold > 0 and self._held.limit_bytes is not None
+        self._fits_any = self._can_take_any and not self._collects
 
     @property
     def requested_bytes(self) -> int:
@@ -204,12 +219,17 @@ class CachingAllocator:
             "num_device_free": self._held.num_device_free,
             "max_split_size": self.settings.max_split_size_bytes or -1,
         }
-        put_oversize(stats, "oversize_allocations", *self._oversize)
-        put_oversize(stats, "oversize_segments", *self._oversize_segments)
+        if self.version >= (2, 12):
+            stats["num_oom_rejections"] = self._num_oom_rejections
+        put_tally(stats, "oversize_allocations", self._oversize)
+        put_tally(stats, "oversize_segments", self._held.oversize)
         return dict(sorted(stats.items()))
 
     def segments(self) -> tuple[Segment, ...]:
-        """The layout, by address; a block's number is the one that its owner gave it."""
+        """The layout, by address.
+
+        A block's number is the one that its owner gave it; ``malloc`` numbers blocks as they come.
+        """
         return tuple(
             Segment(
                 address=run[0].address,
@@ -221,14 +241,39 @@ class CachingAllocator:
                     SegmentBlock(
                         offset=block.address - run[0].address,
                         num_bytes=block.size,
-                        requested_bytes=block.requested,
-                        block=block.number,
+                        requested_bytes=block.requested if block.state != FREE else 0,
+                        block=block.number if block.state != FREE else -1,
                     )
                     for block in run
                 ),
             )
             for run in self.chains()
         )
+
+    def restore(self, segments: Iterable[Segment]) -> dict[int, Block]:
+        """Starts from a recorded layout instead of an empty one.
+
+        Returns:
+            The blocks in use, by the numbers that they have in the layout.  Statistics count them
+            as if they had been allocated here; segments are as old as their addresses are low.
+        """
+        live: dict[int, Block] = {}
+        for segment in segments:
+            pool = self._small if segment.is_small else self._large
+            for block in self._held.restore(pool, segment):
+                if block.state == FREE:
+                    pool.insert(block)
+                    if len(segment.blocks) > 1 and not block.expandable:
+                        self._add_inactive(pool.counts, 1, block.size)
+                else:
+                    for counts in (pool.counts, self.total):
+                        counts.add_taken(block.size, block.requested)
+                    if block.size >= self._max_split:
+                        self._oversize.increase()
+                    self._live[block.address] = live[block.number] = block
+        if self._expandable is not None:
+            self._expandable.join_ranges()
+        return live
 
     def chains(self) -> Iterator[list[Block]]:
         """The blocks of every segment, by address."""
@@ -256,18 +301,23 @@ class CachingAllocator:
         rest = block.size - size
         after = block.next
         if rest >= pool.split_from and size < self._split_below:
-            tail = Block(
-                block.address + size,
-                rest,
-                block.rank + size,
-                pool,
-                stream,
-                block,
-                after,
-                block.expandable,
-            )
+            address = block.address + size
+            rank = block.rank + size
+            if self._spare:  # a used object is filled anew in a quarter of the time
+                tail = self._spare.pop()
+                tail.address = address
+                tail.size = rest
+                tail.rank = rank
+                tail.pool = pool
+                tail.stream = stream
+                tail.prev = block
+                tail.next = after
+                tail.expandable = block.expandable
+                tail.state = FREE
+            else:
+                tail = Block(address, rest, rank, pool, stream, block, after, block.expandable)
             tail.born = pool.searches
-            insort(free, (rest, tail.rank, tail))
+            insort(free, (rest, rank, tail))
             block.next = tail
             block.size = size
             if after is not None:
@@ -277,7 +327,7 @@ class CachingAllocator:
                     counts.inactive_bytes -= size
                     total.inactive_bytes -= size
                 else:
-                    self._add_inactive(pool, 1, rest)
+                    self._add_inactive(counts, 1, rest)
         else:
             size = block.size
             if (after is not None or block.prev is not None) and not block.expandable:
@@ -287,24 +337,34 @@ class CachingAllocator:
                 total.inactive_bytes -= size
         block.state = ALLOCATED
         block.requested = num_bytes
+        block.number = -1
+        # Written out for both: a loop would cost a tenth of the allocator's speed.
         counts.allocations_total += 1
         counts.allocated_total += size
         counts.requested_total += num_bytes
-        for each in (counts, total):
-            each.allocations = value = each.allocations + 1
-            if value > each.allocations_peak:
-                each.allocations_peak = value
-            each.allocated = value = each.allocated + size
-            if value > each.allocated_peak:
-                each.allocated_peak = value
-            each.requested = value = each.requested + num_bytes
-            if value > each.requested_peak:
-                each.requested_peak = value
+        counts.allocations = value = counts.allocations + 1
+        if value > counts.allocations_peak:
+            counts.allocations_peak = value
+        counts.allocated = value = counts.allocated + size
+        if value > counts.allocated_peak:
+            counts.allocated_peak = value
+        counts.requested = value = counts.requested + num_bytes
+        if value > counts.requested_peak:
+            counts.requested_peak = value
+        total.allocations = value = total.allocations + 1
+        if value > total.allocations_peak:
+            total.allocations_peak = value
+        total.allocated = value = total.allocated + size
+        if value > total.allocated_peak:
+            total.allocated_peak = value
+        total.requested = value = total.requested + num_bytes
+        if value > total.requested_peak:
+            total.requested_peak = value
         if total.pending:
             counts.note_active()
             total.note_active()
         if size >= self._max_split:
-            _increase(self._oversize)
+            self._oversize.increase()
         return block
 
     def give(self, block: Block) -> None:
@@ -316,7 +376,7 @@ class CachingAllocator:
         total.allocations -= 1
         total.allocated -= size
         if size >= self._max_split:
-            self._oversize[0] -= 1
+            self._oversize.current -= 1
         if self._uses and block in self._uses:
             del self._uses[block]
             block.state = PENDING
@@ -333,8 +393,6 @@ class CachingAllocator:
         counts, total = pool.counts, self.total
         counts.requested -= block.requested
         total.requested -= block.requested
-        block.requested = 0
-        block.number = -1
         block.state = FREE
         free = pool.free[block.stream]
         num_joined = joined_bytes = 0
@@ -343,6 +401,7 @@ class CachingAllocator:
             num_joined = 1
             joined_bytes = after.size
             del free[bisect_left(free, (joined_bytes, after.rank))]
+            self._spare.append(after)
             block.size += joined_bytes
             block.next = beyond = after.next
             if beyond is not None:
@@ -352,6 +411,7 @@ class CachingAllocator:
             num_joined += 1
             joined_bytes += before.size
             del free[bisect_left(free, (before.size, before.rank))]
+            self._spare.append(block)
             before.size += block.size
             before.next = beyond = block.next
             if beyond is not None:
@@ -359,26 +419,36 @@ class CachingAllocator:
             block = before
         block.born = pool.searches
         insort(free, (block.size, block.rank, block))
-        if not block.expandable:
-            if block.prev is not None or block.next is not None:
-                self._add_inactive(pool, 1 - num_joined, block.size - joined_bytes)
-            elif num_joined:
-                self._add_inactive(pool, -num_joined, -joined_bytes)
+        if block.expandable:
+            return
+        if block.prev is None and block.next is None:
+            if num_joined:
+                counts.inactive -= num_joined
+                total.inactive -= num_joined
+                counts.inactive_bytes -= joined_bytes
+                total.inactive_bytes -= joined_bytes
+        else:
+            self._add_inactive(counts, 1 - num_joined, block.size - joined_bytes)
 
-    def _add_inactive(self, pool: Pool, num_blocks: int, num_bytes: int) -> None:
-        """Free blocks that are pieces of a segment, so that it cannot be given back."""
-        counts = pool.counts
-        for each in (counts, self.total):
-            each.inactive = value = each.inactive + num_blocks
-            if value > each.inactive_peak:
-                each.inactive_peak = value
-            each.inactive_bytes = value = each.inactive_bytes + num_bytes
-            if value > each.inactive_bytes_peak:
-                each.inactive_bytes_peak = value
-        if num_blocks > 0:
-            counts.inactive_total += num_blocks
-        if num_bytes > 0:
-            counts.inactive_bytes_total += num_bytes
+    def _add_inactive(self, counts: Counts, num_blocks: int, num_bytes: int) -> None:
+        """Free pieces of a segment, which keep it from being given back; ``num_bytes`` > 0."""
+        total = self.total
+        counts.inactive_bytes_total += num_bytes
+        counts.inactive_bytes = value = counts.inactive_bytes + num_bytes
+        if value > counts.inactive_bytes_peak:
+            counts.inactive_bytes_peak = value
+        total.inactive_bytes = value = total.inactive_bytes + num_bytes
+        if value > total.inactive_bytes_peak:
+            total.inactive_bytes_peak = value
+        if num_blocks:
+            counts.inactive = value = counts.inactive + num_blocks
+            if value > counts.inactive_peak:
+                counts.inactive_peak = value
+            total.inactive = value = total.inactive + num_blocks
+            if value > total.inactive_peak:
+                total.inactive_peak = value
+            if num_blocks > 0:
+                counts.inactive_total += num_blocks
 
     def _find(self, pool: Pool, size: int, stream: int) -> Block | None:
         """The best free block where options restrict the choice; it leaves its list."""
@@ -416,8 +486,15 @@ class CachingAllocator:
         block = self._fresh(pool, size, num_bytes, stream)
         if (
             block is None
+            and self.settings.throw_on_cudamalloc_oom
+            and not held.within_limit(num_bytes)
+        ):
+            self._num_oom_rejections += 1
+            raise self._out_of_memory(size, num_bytes)
+        if (
+            block is None
             and self.settings.max_split_size_bytes is not None
-            and held.release_oversize(pool, stream, size, self._max_split)
+            and held.release_oversize(pool, stream, size)
         ):
             block = self._fresh(pool, size, num_bytes, stream)
         if block is None:
@@ -434,10 +511,7 @@ class CachingAllocator:
             return None
         if self._expandable is not None:
             return self._expandable.expand(pool, size, stream)
-        block = self._held.new(pool, num_bytes, stream)
-        if block is not None and num_bytes >= self._max_split:
-            _increase(self._oversize_segments)
-        return block
+        return self._held.new(pool, num_bytes, stream)
 
     def _release_cached(self) -> None:
         self.synchronize()
@@ -445,8 +519,6 @@ class CachingAllocator:
         self._process_events()
         for pool in (self._large, self._small):
             for block in self._held.whole_free_segments(pool):
-                if block.size >= self._max_split:
-                    self._oversize_segments[0] -= 1
                 self._held.release(block)
             if self._expandable is not None:
                 for block in self._held.expandable_free_blocks(pool):
@@ -475,13 +547,6 @@ class CachingAllocator:
 def _with_unmapped(block: Block) -> int:
     """What the block could grow to without new addresses."""
     after = block.next
-    if after is not None and after.state not in (FREE, ALLOCATED, PENDING):
+    if after is not None and after.state == UNMAPPED:
         return block.size + after.size
     return block.size
-
-
-def _increase(counter: list[int]) -> None:
-    """A value, its peak, and all increases so far."""
-    counter[0] += 1
-    counter[1] = max(counter[1], counter[0])
-    counter[2] += 1

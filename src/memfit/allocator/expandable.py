@@ -28,7 +28,7 @@ class Expandable:
 
     def expand(self, pool: Pool, size: int, stream: int) -> Block | None:
         """A free block of at least ``size`` bytes that is in no list; None: no room to map it."""
-        found = self._room_for(pool, size, stream) or self._new_range(pool, size, stream)
+        found = self._room_for(pool, size, stream) or self._new_range(pool, stream)
         if found.state == UNMAPPED:
             mapped = self._map(found, min(found.size, size))
             if mapped is None:
@@ -73,6 +73,49 @@ class Expandable:
                 (block.address, block),
             )
 
+    def join_ranges(self) -> None:
+        """Puts the unmapped addresses back between and behind mapped ranges of a recording.
+
+        A recording lists mapped ranges only; those of one pool and stream are taken to be pieces
+        of one range.
+        """
+        heads = self._segments.heads
+        last: dict[tuple[bool, int], Block] = {}
+        for address in sorted(heads):
+            head = heads[address]
+            if not head.expandable:
+                continue
+            key = (head.pool.is_small, head.stream)
+            if key in last:
+                gap = self._append_unmapped(last[key], address - _end(last[key]))
+                gap.next, head.prev = head, gap
+                del heads[address]
+            while head.next is not None:
+                head = head.next
+            last[key] = head
+        for block in last.values():
+            self._append_unmapped(block, self._range_bytes(self._unit(block.pool)))
+
+    def _append_unmapped(self, block: Block, num_bytes: int) -> Block:
+        address = block.address + block.size
+        gap = Block(
+            address,
+            num_bytes,
+            block.rank + block.size,
+            block.pool,
+            block.stream,
+            block,
+            expandable=True,
+            state=UNMAPPED,
+        )
+        block.next = gap
+        insort(block.pool.unmapped.setdefault(block.stream, []), (address, gap))
+        return gap
+
+    def _range_bytes(self, unit: int) -> int:
+        wanted = self._total_bytes + self._total_bytes // 8
+        return -(-wanted // unit) * unit
+
     def _unit(self, pool: Pool) -> int:
         return SMALL_SEGMENT_BYTES if pool.is_small else self._large_segment_bytes
 
@@ -101,16 +144,13 @@ class Expandable:
                 return start
         return None
 
-    def _new_range(self, pool: Pool, size: int, stream: int) -> Block:
-        unit = self._unit(pool)
-        wanted = max(self._total_bytes + self._total_bytes // 8, size)
-        num_bytes = -(-wanted // unit) * unit
+    def _new_range(self, pool: Pool, stream: int) -> Block:
+        num_bytes = self._range_bytes(self._unit(pool))
         address = self._segments.addresses.take(num_bytes)
         rank = self._segments.rank(address)
         block = Block(address, num_bytes, rank, pool, stream, expandable=True, state=UNMAPPED)
         self._segments.heads[address] = block
-        pool.unmapped.setdefault(stream, []).append((address, block))
-        pool.unmapped[stream].sort(key=lambda entry: entry[0])
+        insort(pool.unmapped.setdefault(stream, []), (address, block))
         return block
 
     def _map(self, block: Block, wanted: int) -> Block | None:
@@ -182,6 +222,10 @@ class Expandable:
             _absorb_next(before)
             block = before
         return block
+
+
+def _end(block: Block) -> int:
+    return block.address + block.size
 
 
 def _absorb_next(block: Block) -> None:

@@ -10,8 +10,9 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from memfit.allocator.addresses import Addresses
-from memfit.allocator.blocks import UNMAPPED, Block, Counts, Pool
+from memfit.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block, Counts, Pool, Tally
 from memfit.allocator.version import TorchVersion
+from memfit.records.segments import Segment
 
 _AGE_RANK = 1 << 64
 """Above every address: from torch 2.13 on a block's rank is its segment's age, then its address."""
@@ -24,6 +25,7 @@ class Segments:
         self,
         pools: tuple[Pool, Pool],
         version: TorchVersion,
+        max_split: int,
         capacity_bytes: int | None,
         addresses: Addresses,
     ) -> None:
@@ -41,6 +43,10 @@ class Segments:
         """What the process may reserve; None: as much as there is."""
 
         self.addresses = addresses
+        self.oversize = Tally()
+        """Segments of at least ``max_split`` bytes."""
+
+        self.max_split = max_split
         self.num_device_alloc = 0
         self.num_device_free = 0
         self._ages = version >= (2, 13)
@@ -70,7 +76,35 @@ class Segments:
         self.add(pool, num_bytes, num_segments=1)
         block = Block(address, num_bytes, self.rank(address), pool, stream)
         self.heads[address] = block
+        if num_bytes >= self.max_split:
+            self.oversize.increase()
         return block
+
+    def restore(self, pool: Pool, segment: Segment) -> list[Block]:
+        """A recorded segment's blocks; the free ones are in no list yet."""
+        pool.free.setdefault(segment.stream, [])
+        rank = self.rank(segment.address)
+        blocks: list[Block] = []
+        for piece in segment.blocks:
+            block = Block(
+                segment.address + piece.offset,
+                piece.num_bytes,
+                rank + piece.offset,
+                pool,
+                segment.stream,
+                blocks[-1] if blocks else None,
+                expandable=segment.is_expandable,
+                state=FREE if piece.block < 0 else ALLOCATED,
+            )
+            block.requested, block.number = piece.requested_bytes, piece.block
+            if blocks:
+                blocks[-1].next = block
+            blocks.append(block)
+        self.heads[segment.address] = blocks[0]
+        self.add(pool, segment.num_bytes, num_segments=not segment.is_expandable)
+        if segment.num_bytes >= self.max_split and not segment.is_expandable:
+            self.oversize.increase()
+        return blocks
 
     def add(self, pool: Pool, num_bytes: int, *, num_segments: int) -> None:
         """Counts memory that the driver gave."""
@@ -91,13 +125,15 @@ class Segments:
         del self.heads[block.address]
         self.addresses.give_back(block.address, block.size)
         self.subtract(block.pool, block.size, num_segments=1)
+        if block.size >= self.max_split:
+            self.oversize.current -= 1
 
-    def release_oversize(self, pool: Pool, stream: int, size: int, max_split: int) -> bool:
+    def release_oversize(self, pool: Pool, stream: int, size: int) -> bool:
         """Gives back the smallest free segment that would do, or large ones until they sum up.
 
-        Only segments that ``max_split`` keeps whole are looked at.
+        Only segments that ``max_split_size_mb`` keeps whole are looked at.
         """
-        wanted = max(size, max_split)
+        wanted = max(size, self.max_split)
         entries = pool.free.get(stream, [])
         start = bisect_left(entries, (wanted,))
         for _, _, block in entries[start:]:
@@ -106,7 +142,7 @@ class Segments:
                 return True
         released = 0
         for block_bytes, _, block in reversed(entries[:start]):
-            if released >= wanted or block_bytes < max_split:
+            if released >= wanted or block_bytes < self.max_split:
                 break
             if not block.expandable:
                 self.release(block)

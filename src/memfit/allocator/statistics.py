@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.allocator.blocks import Counts
+from memfit.allocator.blocks import Counts, Tally
 
 _GROUPS = (
     ("allocation", "allocations"),
@@ -49,9 +49,9 @@ def group_statistics(pool: str, counts: Counts) -> dict[str, int]:
     return stats
 
 
-def put_oversize(stats: dict[str, int], name: str, current: int, peak: int, total: int) -> None:
+def put_tally(stats: dict[str, int], name: str, tally: Tally) -> None:
     """``oversize_allocations`` or ``oversize_segments``, which are not told apart by pool."""
-    _put(stats, name, current=current, peak=peak, total=total)
+    _put(stats, name, current=tally.current, peak=tally.peak, total=tally.total)
 
 
 def _put(stats: dict[str, int], key: str, *, current: int, peak: int, total: int) -> None:

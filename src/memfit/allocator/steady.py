@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -122,8 +123,11 @@ class _LastStep:
         if self.first_block != before.first_block + before.num_blocks:
             return False
         events = self.timeline.events[self.start : self.end]
-        freed = -events[events < 0] - 1
-        return not len(freed) or int(freed.min()) >= before.first_block
+        freed = set((-events[events < 0] - 1).tolist())
+        carried = {number + self.num_blocks for number in freed if number < self.first_block}
+        # A block that the step frees although a copy of it outlived the step before could not be
+        # freed again by the step's copy.
+        return min(freed, default=self.first_block) >= before.first_block and not carried & freed
 
     def repeated(self, copies: int) -> Timeline:
         """The Timeline with ``copies`` more of the step."""
@@ -135,7 +139,7 @@ class _LastStep:
         more = [np.where(step > 0, step + shift, step - shift) for shift in shifts]
         events = np.concatenate([old.events[:end], *more, self._after(copies)])
         rows = slice(self.first_block, self.first_block + self.num_blocks)
-        columns: dict[str, np.ndarray] = {"events": events.astype(np.int32)}
+        columns: dict[str, Any] = {"events": events.astype(np.int32)}
         for field in fields(old):
             column = getattr(old, field.name)
             if not isinstance(column, np.ndarray) or field.name == "events":
@@ -155,7 +159,8 @@ class _LastStep:
         shift = copies * self.num_blocks
         numbers = np.abs(after) - 1
         moved = np.where(numbers >= self.first_block, numbers + shift, numbers)
-        return np.where(after > 0, moved + 1, -moved - 1)
+        events: np.ndarray = np.where(after > 0, moved + 1, -moved - 1)
+        return events
 
     def _actions(self, copies: int) -> tuple[Action, ...]:
         actions = self.timeline.actions

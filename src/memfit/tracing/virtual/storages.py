@@ -1,0 +1,123 @@
+"""Storages on the virtual GPU as Python sees them, and copies of whole storages.
+
+C++ keeps a storage's size and address for good; where Python frees or regrows one in place, as
+FSDP does, the ledger follows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memfit.tracing.memory import storage_address
+from memfit.tracing.virtual.dispatch import CPU_KEYS, Dispatch
+from memfit.tracing.virtual.memory import extent_bytes, is_virtual
+
+_Storage = torch.UntypedStorage
+_CUDA = torch.device("cuda", 0)
+_device_of = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
+
+
+def is_virtual_storage(storage: torch.UntypedStorage) -> bool:
+    """Whether the storage lies on the virtual GPU."""
+    return bool(_device_of(storage).type not in ("cpu", "meta"))
+
+
+def whole_like(gpu: Dispatch, tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    """A view like ``tensor`` of a copy of its whole storage, which the memo keeps for the others."""
+    address = storage_address(tensor)
+    key = ("storage of the virtual GPU", address)
+    num_bytes = gpu.storage_bytes(tensor)
+    base = memo.get(key)
+    if base is None:
+        base = memo[key] = view_or_bytes(gpu, tensor, num_bytes)
+        known = gpu.shadows.of(tensor)
+        values = gpu.shadows.give(base, num_bytes) if base.shape == tensor.shape else None
+        if known is not None and values is not None:
+            values.copy_(known)
+    return view_of(base, tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.dtype)
+
+
+def view_or_bytes(gpu: Dispatch, like: torch.Tensor, num_bytes: int) -> torch.Tensor:
+    """A fresh block: shaped as the tensor where that covers its storage, else of bytes."""
+    size, stride = list(like.shape), list(like.stride())
+    if extent_bytes(size, stride, like.dtype) == num_bytes:
+        return gpu.empty(size, stride, like.dtype, "aten::clone")
+    return gpu.empty([num_bytes], [1], torch.uint8, "aten::clone")
+
+
+def view_of(
+    base: torch.Tensor, offset: int, size: Any, stride: Any, dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor over the storage of ``base``."""
+    with torch._C._AutoDispatchBelowAutograd():
+        empty = torch._C._acc.create_empty_tensor((0,), dtype)
+        set_to = torch.ops.aten.set_.source_Tensor_storage_offset
+        view: torch.Tensor = set_to.redispatch(CPU_KEYS, empty, base, offset, size, stride)
+        return view
+
+
+def install(gpu: Dispatch) -> None:
+    """Replaces what Python asks of storages."""
+    num_bytes_of, resize, to_host = _Storage.nbytes, _Storage.resize_, _Storage.cpu
+    make, clone = _Storage.__new__, _Storage.clone
+
+    def num_bytes(storage: Any) -> int:
+        if not is_virtual_storage(storage):
+            return int(num_bytes_of(storage))
+        return gpu.bytes_at(storage.data_ptr())
+
+    def resize_(storage: Any, size: int) -> Any:
+        if not is_virtual_storage(storage):
+            return resize(storage, size)
+        gpu.resize_storage(storage.data_ptr(), int(size))
+        return storage
+
+    def cpu(storage: Any) -> Any:
+        if not is_virtual_storage(storage):
+            return to_host(storage)
+        return make(_Storage, num_bytes(storage)).fill_(0)
+
+    def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is not None and torch.device(device).type == "cuda":
+            size = args[0] if args else kwargs.get("size", 0)
+            return gpu.empty([int(size)], [1], torch.uint8).untyped_storage()
+        return make(cls, *args, **({"device": device} if device is not None else {}), **kwargs)
+
+    def copy(storage: Any) -> Any:
+        if not is_virtual_storage(storage):
+            return clone(storage)
+        return gpu.empty([num_bytes(storage)], [1], torch.uint8, "aten::clone").untyped_storage()
+
+    patched: dict[str, Any] = {
+        "device": property(lambda s: _CUDA if is_virtual_storage(s) else _device_of(s)),
+        "is_cuda": property(is_virtual_storage),
+        "nbytes": num_bytes,
+        "size": num_bytes,
+        "__len__": num_bytes,
+        "resize_": resize_,
+        "cpu": cpu,
+        "__new__": new,
+        "clone": copy,
+    }
+    for name, value in patched.items():
+        setattr(_Storage, name, value)
+    copy_tensor = torch.Tensor.__deepcopy__
+
+    def deepcopy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+        if not is_virtual(tensor) or not tensor.is_leaf or type(tensor) is not torch.Tensor:
+            return copy_tensor(tensor, memo)
+        if id(tensor) not in memo:
+            with torch.no_grad():
+                twin = whole_like(gpu, tensor, memo)
+                if tensor.requires_grad:
+                    twin.requires_grad_()
+                if tensor.grad is not None:
+                    twin.grad = deepcopy(tensor.grad, memo)
+            twin.__dict__.update(tensor.__dict__)
+            memo[id(tensor)] = twin
+        made: torch.Tensor = memo[id(tensor)]
+        return made
+
+    torch.Tensor.__deepcopy__ = deepcopy  # type: ignore[method-assign]

@@ -70,6 +70,107 @@ def test_the_presets_are_listed():
     }
 
 
+# On a GPU
+
+ON_GPU = ("--gpu", "rtx-4090", "--torch", "2.12")
+
+
+def test_a_gpu_is_answered_with_all_its_layers_and_its_range():
+    said = memfit("predict", TARGET, *ON_GPU, "--batch-size", 2, "--json")
+
+    found = json.loads(said.out)
+    assert (said.exit_code, found["fits"]) == (0, "yes")
+    peak = found["peak"]
+    assert 0 < peak["requested_bytes"] <= peak["allocated_bytes"] <= peak["reserved_bytes"]
+    assert peak["device_bytes"] == peak["reserved_bytes"] + sum(found["outside"].values())
+    assert sum(found["breakdown"].values()) == peak["allocated_bytes"]
+    least, most = found["range"]["device_bytes"]
+    assert least < peak["device_bytes"] < most
+    assert found["device"]["name"] == "rtx-4090"
+    assert found["simulation"]["torch"] == "2.12"
+    assert set(found["facts"]) >= {"torch"}
+
+
+def test_a_gpu_that_is_too_small_ends_with_3_and_says_where_memory_runs_out():
+    said = memfit("predict", TARGET, *ON_GPU, "--memory", "1MiB")
+
+    assert said.exit_code == 3
+    assert said.out.startswith("Does not fit: ")
+    assert "It runs out of memory before the first step, init" in said.out
+
+
+def test_lengths_that_vary_are_told_beside_the_longest():
+    said = memfit("predict", TARGET, *ON_GPU, "--seq-len", "4..16", "--json")
+
+    lengths = json.loads(said.out)["lengths"]
+    assert (lengths["shortest"], lengths["longest"]) == (4, 16)
+
+
+SCRIPT = """
+import sys
+import torch
+
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(10):
+    model(torch.randn(int(sys.argv[2]), 1024).cuda()).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("done", file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_script_is_run_as_it_is_with_its_own_arguments(script):
+    said = memfit("predict", script, *ON_GPU, "--json", "--steps", 2, "--", "--rows", 4096)
+
+    found = json.loads(said.out)
+    assert said.exit_code == 0
+    assert found["job"] == f"{script} --rows 4096"
+    assert found["recipe"] is None
+    assert found["breakdown"]["parameters"] == 4 * 1024 * 1024 + 4096
+    assert "float32[4096, 1024]" in {t["dtype"] + t["shape"] for t in found["largest"]}
+
+
+def test_a_script_without_a_gpu_asks_for_one(script):
+    said = memfit("predict", script)
+
+    assert said.exit_code == 2
+    assert f"say which, as in memfit predict {script} --gpu rtx-4090" in said.err
+
+
+def test_what_is_for_jobs_cannot_be_applied_to_a_script(script):
+    said = memfit("predict", script, *ON_GPU, "--batch-size", 4, "--seq-len", 8, "--", 1)
+
+    assert said.exit_code == 2
+    assert "so --batch-size, --seq-len cannot be applied to it" in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["more"], "takes no arguments of its own, and was given more"),
+        (["--steps", 3], "--steps says when a script is stopped"),
+        (["--torch", "2.11"], "the version of torch and the settings of its allocator are rules"),
+        ([*ON_GPU, "--torch", "1.13"], "the memory rules of PyTorch 1.13 are not known"),
+        (["--seq-len", "4-8"], "--seq-len is '4-8': write a number of tokens, as in 1024, or"),
+        (["--seq-len", "4..8"], "the CPU's keeps nothing: give the longest, 8"),
+        ([*ON_GPU, "--seq-len", "8..4"], "write the shortest first"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_to_write(options, why):
+    said = memfit("predict", TARGET, *options)
+
+    assert (said.exit_code, said.out) == (2, "")
+    assert why in said.err
+
+
 # The page
 
 

@@ -81,8 +81,8 @@ def test_parameters_are_counted(prediction):
 def test_a_run_fits_a_budget_of_its_peak_and_not_of_a_byte_less(prediction):
     peak = prediction.peak.device_bytes
 
-    assert predict(tiny_gpt(), RECIPE, budget_bytes=peak).fits
-    assert not replace(prediction, budget_bytes=peak - 1).fits
+    assert predict(tiny_gpt(), RECIPE, budget_bytes=peak).fits == "yes"
+    assert replace(prediction, budget_bytes=peak - 1).fits == "no"
 
 
 def test_without_a_budget_it_must_fit_the_device(prediction):
@@ -130,9 +130,15 @@ def test_a_length_that_the_model_cannot_take_is_refused(seq_len, message):
         predict(tiny_gpt(), RECIPE, seq_len=seq_len)
 
 
-def test_a_gpu_is_answered_with_its_size_for_now():
-    with pytest.raises(BadInput, match=r"CPU runs only, .* RTX 4090: .* --memory 23\.\d+GiB"):
-        predict(tiny_gpt(), RECIPE, device="rtx-4090")
+@pytest.mark.parametrize("rule", [{"torch_version": "2.11"}, {"alloc_conf": ""}])
+def test_the_rules_of_a_gpu_are_refused_on_the_cpu(rule):
+    with pytest.raises(BadInput, match="rules of a GPU: name one"):
+        predict(tiny_gpt(), RECIPE, **rule)
+
+
+def test_lengths_that_vary_are_refused_on_the_cpu():
+    with pytest.raises(BadInput, match="the CPU's keeps nothing: give the longest, 8"):
+        predict(tiny_gpt(), RECIPE, seq_len=(4, 8))
 
 
 def test_a_gpu_that_nobody_knows_is_answered_with_the_nearest_names():

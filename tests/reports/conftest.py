@@ -15,8 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memfit.allocator.replay import replay_on_cuda
+from memfit.allocator.version import TorchVersion
 from memfit.records.device import Device
-from memfit.records.prediction import LargeTensor, Moment, Peak, Prediction
+from memfit.records.prediction import (
+    LargeTensor,
+    Moment,
+    Outside,
+    Peak,
+    Prediction,
+    Simulation,
+    Uncertainty,
+)
 from memfit.records.recipe import Recipe
 from memfit.records.replay import Replay
 from memfit.records.runlog import RunLog, StepRecord
@@ -263,3 +273,70 @@ def _runlog_of() -> Callable[..., RunLog]:
 @pytest.fixture(scope="session")
 def prediction() -> Prediction:
     return prediction_of(gpt_timeline())
+
+
+def gpu_prediction_of(timeline: Timeline, *, budget: int = 24 << 30, **changes: Any) -> Prediction:
+    """What the planner would say of a timeline on a GPU with torch 2.12."""
+    replay = replay_on_cuda(timeline, version=TorchVersion(2, 12))
+    event = replay.peak_event
+    live = timeline.live_blocks(event)
+    codes, block_bytes = timeline.categories[live], replay.block_bytes[live]
+    outside = Outside(context_bytes=400 << 20, growth_bytes=100 << 20)
+    known: dict[str, Any] = {
+        "device": Device(
+            name="rtx-4090", kind="cuda", total_bytes=24 << 30, label="NVIDIA GeForce RTX 4090"
+        ),
+        "budget_bytes": budget,
+        "peak": Peak(
+            requested_bytes=replay.peak_requested_bytes,
+            allocated_bytes=replay.peak_allocated_bytes,
+            reserved_bytes=replay.peak_reserved_bytes,
+            device_bytes=replay.peak_reserved_bytes + outside.total_bytes,
+        ),
+        "breakdown": {
+            CATEGORIES[code]: int(block_bytes[codes == code].sum()) for code in np.unique(codes)
+        },
+        "phases": {
+            name: int(replay.allocated[timeline.phases == PHASES.index(name)].max())
+            for name in timeline.phase_peaks()
+        },
+        "outside": outside,
+        "uncertainty": (
+            Uncertainty(
+                name="segment addresses",
+                below_bytes=0,
+                above_bytes=20 << 20,
+                reason="the driver decides",
+            ),
+            Uncertainty(
+                name="CUDA context",
+                below_bytes=150 << 20,
+                above_bytes=150 << 20,
+                reason="measured by others",
+                is_outside=True,
+            ),
+            Uncertainty(
+                name="unknown values read", below_bytes=0, above_bytes=None, reason="train.py:7"
+            ),
+        ),
+        "allocated_range": (replay.peak_allocated_bytes, replay.peak_allocated_bytes + 1024),
+        "simulation": Simulation(
+            torch="2.12",
+            alloc_conf="expandable_segments:False",
+            addresses="ascending",
+            num_steps=3,
+            is_steady=True,
+        ),
+        "replay": replay,
+    }
+    return prediction_of(timeline, **(known | changes))
+
+
+@pytest.fixture(name="gpu_prediction_of", scope="session")
+def _gpu_prediction_of() -> Callable[..., Prediction]:
+    return gpu_prediction_of
+
+
+@pytest.fixture(scope="session")
+def gpu_prediction() -> Prediction:
+    return gpu_prediction_of(gpt_timeline())

@@ -47,7 +47,7 @@ def test_each_span_is_drawn_with_its_own_buckets():
 
 def test_the_categories_add_up_to_the_curve(gpt_timeline):
     timeline = gpt_timeline(layers=2)
-    by_category = curves.category_curves(timeline)
+    by_category = curves.category_curves(timeline, timeline.num_bytes)
     assert np.array_equal(sum(by_category.values()), timeline.curve())
     assert "other" not in by_category
 

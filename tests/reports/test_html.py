@@ -7,8 +7,10 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
+from memfit.records.prediction import Attempt
 from memfit.reports.html import prediction_page
 from memfit.units import format_size
 
@@ -150,3 +152,65 @@ def test_the_run_is_shown_only_when_there_is_one(prediction, runlog_of, page):
     text = prediction_page(prediction, runlog=runlog_of())
     assert "10.615 → 3.088" in text
     assert len(Page(text).data("charts")["training"]["loss"]["x"]) == 200
+
+
+# On a GPU
+
+
+@pytest.fixture(scope="module")
+def gpu_page(gpu_prediction):
+    return Page(prediction_page(gpu_prediction))
+
+
+def test_the_breakdown_of_a_gpu_adds_up_to_the_allocated_peak_too(gpu_page, gpu_prediction):
+    *rows, total = [row for row in gpu_page.cells["breakdown"] if row]
+    shown = [int(row[-1].replace(",", "")) for row in rows]
+    assert sum(shown) == int(total[-1].replace(",", "")) == gpu_prediction.peak.allocated_bytes
+
+
+def test_the_layers_of_the_chart_are_what_is_allocated(gpu_page, gpu_prediction):
+    memory = gpu_page.data("charts")["memory"]
+    heights = np.sum([layer["bytes"] for layer in memory["layers"]], axis=0).tolist()
+    lines = {line["label"]: line["bytes"] for line in memory["lines"]}
+    assert heights == lines["Allocated"]
+    assert max(lines["Reserved"]) == gpu_prediction.peak.reserved_bytes
+
+
+def test_what_is_uncertain_stands_on_the_page_with_its_bytes(gpu_page):
+    rows = [row for row in gpu_page.cells["uncertainty"] if row]
+    assert rows == [
+        ["Segment addresses", "–", "20.0 MiB", "the driver decides"],
+        ["CUDA context", "150.0 MiB", "150.0 MiB", "measured by others"],
+        ["Unknown values read", "–", "not counted", "train.py:7"],
+    ]
+
+
+def test_the_segments_of_the_peak_are_drawn_where_there_are_any(gpu_page, page):
+    drawn = [v for tag, name, v in gpu_page.attributes if (tag, name) == ("div", "class")]
+    assert sum("segment" in (value or "").split() for value in drawn) > 24
+    assert ("div", "id", "segments") in gpu_page.attributes
+    assert ("div", "id", "segments") not in page.attributes
+
+
+def test_a_tight_answer_shows_the_line_of_the_budget(gpu_prediction):
+    attempt = Attempt(room_bytes=1, addresses="ascending", num_alloc_retries=0, out_of_memory=None)
+    text = prediction_page(
+        replace(gpu_prediction, budget_bytes=gpu_prediction.peak.device_bytes, attempts=(attempt,))
+    )
+    assert '<section class="verdict tight">' in text
+    assert 'class="limit"' in text
+    assert "reaches 170.0 MiB past the budget" in text
+
+
+def test_a_script_has_no_recipe_on_its_page(gpu_prediction):
+    text = prediction_page(replace(gpu_prediction, recipe=None, num_parameters=None, seq_len=None))
+    assert "memfit applies nothing to it" in text
+    assert "<dt>Parameters</dt>" not in text
+
+
+def test_hostile_names_in_segments_stay_text(gpu_prediction, renamed):
+    hostile = renamed(gpu_prediction, "lm_head", f'"{HOSTILE}')
+    page = Page(prediction_page(hostile))
+    assert len(page.scripts) == 4
+    assert "img" not in {tag for tag, _, _ in page.attributes}
+    assert any(HOSTILE in (value or "") for _, name, value in page.attributes if name == "title")

@@ -140,3 +140,21 @@ def test_the_script_writes_sizes_as_python_does(opened, written):
     sizes = [0, 17, 1024, 1536, -2048, (9 << 20) + (1 << 18), (1 << 30) + (1 << 27)]
     sizes += [(1 << 30) + (3 << 27), 10_962_166_816, (1 << 40) + (1 << 37), 16 << 40]
     assert page.evaluate("sizes => sizes.map(memfit.size)", sizes) == [*map(format_size, sizes)]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_of_a_gpu_draws_its_segments_without_an_overflow(
+    opened, tmp_path, gpu_prediction, width
+):
+    path = tmp_path / "gpu.html"
+    path.write_text(prediction_page(gpu_prediction), encoding="utf-8")
+    page, trouble = opened(path, width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    bars = page.locator("#segments .segment")
+    box = page.locator("#segments").bounding_box()
+    boxes = [bar.bounding_box() for bar in bars.all()]
+    right = max(bar["x"] + bar["width"] for bar in boxes)
+    assert right <= box["x"] + box["width"] + 1
+    shown = dict(line.split("\n") for line in page.locator("#legend li").all_inner_texts())
+    assert shown["Allocated"] == format_size(gpu_prediction.peak.allocated_bytes)
+    assert trouble == []

@@ -74,6 +74,35 @@ def test_a_prediction_in_the_terminal(printed, prediction):
     ]
 
 
+def test_a_gpu_in_the_terminal(printed, gpu_prediction):
+    lines = printed(terminal.print_prediction, gpu_prediction)
+    peaks, uncertain = lines.index(""), lines.index("What is not certain")
+    assert lines[: peaks + 6] == [
+        "Fits: 11.48 GiB, at most 11.65 GiB, of 24.00 GiB, 12.35 GiB to spare",
+        "gpt2 · 1,024 tokens · batch 8 · fp32 · adamw · on rtx-4090",
+        "",
+        "  requested  10.21 GiB",
+        "  allocated  10.21 GiB  within 1.0 KiB",
+        "  reserved   10.99 GiB  10.99 GiB to 11.01 GiB  801.4 MiB not handed out",
+        "  device     11.48 GiB  11.34 GiB to 11.65 GiB  500.0 MiB outside the allocator",
+        "",
+    ]
+    assert lines[uncertain:] == [
+        "What is not certain",
+        "  segment addresses    +20.0 MiB",
+        "    the driver decides",
+        "  CUDA context         −150.0 MiB, +150.0 MiB",
+        "    measured by others",
+        "  unknown values read  not counted",
+        "    train.py:7",
+        "",
+        "The allocator is that of torch 2.12 with expandable_segments:False; 3 steps",
+        "simulated, which repeat; the step was run by torch 2.13.0.",
+        "",
+        "Predicted in 3.4 s.",
+    ]
+
+
 def test_a_prediction_that_does_not_fit_says_so_first(printed, prediction):
     lines = printed(terminal.print_prediction, replace(prediction, budget_bytes=9 << 30))
     assert lines[0] == "Does not fit: 10.21 GiB of 9.00 GiB, 1.21 GiB too much"

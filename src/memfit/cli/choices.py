@@ -11,6 +11,7 @@ import gc
 import inspect
 import json
 import os
+import re
 import sys
 from functools import cache
 from itertools import pairwise
@@ -46,6 +47,8 @@ def recipe_help(field: str) -> str:
     return _field_docs(Recipe)[field]
 
 
+_LENGTHS = re.compile(r"\s*(\d{1,9})\s*(?:\.\.\s*(\d{1,9})\s*)?")
+
 TARGET_HELP = "A preset (see --list), a Hugging Face config.json or its folder, or file.py:name."
 
 Precision = Annotated[str | None, typer.Option(help=recipe_help("precision"))]
@@ -55,6 +58,14 @@ Checkpointing = Annotated[str | None, typer.Option(help=recipe_help("checkpointi
 Optimizer = Annotated[str | None, typer.Option(help=recipe_help("optimizer"))]
 SeqLen = Annotated[
     int | None, typer.Option(min=1, help="Tokens of a sample; the model's own if not given.")
+]
+Lengths = Annotated[
+    str | None,
+    typer.Option(
+        "--seq-len",
+        metavar="T|T..T",
+        help="Tokens of a sample; the model's own if not given.  64..128: lengths that vary.",
+    ),
 ]
 VocabSize = Annotated[
     int | None, typer.Option(min=1, help="Vocabulary of the model, if not its own.")
@@ -75,6 +86,23 @@ def given(**asked: Any) -> dict[str, Any]:
 def size_of(text: str | None) -> int | None:
     """Bytes of a size option."""
     return None if text is None else parse_size(text)
+
+
+def lengths_of(text: str | None) -> int | tuple[int, int] | None:
+    """The length, or the shortest and the longest, of ``1024`` or ``64..128``.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    if text is None:
+        return None
+    match = _LENGTHS.fullmatch(text)
+    if match is None:
+        raise BadInput(
+            f"--seq-len is {text!r}: write a number of tokens, as in 1024, or the shortest and the "
+            "longest of batches that vary, as in 64..128"
+        )
+    return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
 
 
 def print_json(document: Any) -> None:

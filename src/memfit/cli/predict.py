@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,17 +13,46 @@ from memfit.cli.progress import LEARNING, shown_progress
 from memfit.errors import BadInput
 from memfit.records.recipe import Recipe
 
+if TYPE_CHECKING:
+    from memfit.records.prediction import Prediction
+
 
 def predict(
     target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help=choices.TARGET_HELP)
+        str | None,
+        typer.Argument(metavar="TARGET", help=f"{choices.TARGET_HELP}  With --gpu, a script too."),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGUMENTS]...", help="A script's own arguments, after --."),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A card of `memfit gpus`; cuda: this machine's."),
     ] = None,
     batch_size: choices.BatchSize = None,
-    seq_len: choices.SeqLen = None,
+    seq_len: choices.Lengths = None,
     memory: choices.Memory = None,
-    device: Annotated[str, typer.Option(help="Where it runs: cpu.")] = "cpu",
-    gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A card of `memfit gpus` (to come).")
+    device: Annotated[str, typer.Option(help="Where it runs, if not on a --gpu.")] = "cpu",
+    torch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            help="The PyTorch whose GPU allocator and kernels count; the installed one if not "
+            "given.",
+        ),
+    ] = None,
+    alloc_conf: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONF",
+            help="The GPU allocator's settings, as in PYTORCH_ALLOC_CONF, which counts if not "
+            "given.",
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Optimizer steps after which a script is stopped; 3."),
     ] = None,
     precision: choices.Precision = None,
     accumulate: choices.Accumulate = None,
@@ -36,8 +66,12 @@ def predict(
 ) -> None:
     """Say what memory a training run needs, without running it.
 
-    The model's construction, two steps and an evaluation are run without data.  The exit code is
-    0 when they fit into --memory (all of the device when it is left out), and 3 when they do not.
+    The model's construction, some steps and an evaluation are run without data.  The exit code is
+    0 when they fit into --memory (all of the device when it is left out), also when it is tight,
+    and 3 when they do not.
+
+    With --gpu the run is that of a GPU, which need not be there, and the target may be a training
+    script: `memfit predict train.py --gpu rtx-4090 -- --batch 32`.
     """
     if list_presets:
         _list_presets(json)
@@ -46,30 +80,90 @@ def predict(
         raise BadInput("say what to predict: a preset (see --list), a config.json or file.py:name")
     if html is not None:
         choices.refuse_unwritable(html, force=force)
-    recipe = Recipe(
-        **choices.given(
-            precision=precision,
-            batch_size=batch_size,
-            accumulate=accumulate,
-            checkpointing=checkpointing,
-            optimizer=optimizer,
-        )
+    options = choices.given(
+        batch_size=batch_size,
+        precision=precision,
+        accumulate=accumulate,
+        checkpointing=checkpointing,
+        optimizer=optimizer,
     )
-    budget_bytes = choices.size_of(memory)
+    rules = {
+        "device": gpu or device,
+        "budget_bytes": choices.size_of(memory),
+        "torch_version": torch,
+        "alloc_conf": alloc_conf,
+    }
+    lengths = choices.lengths_of(seq_len)
+    if Path(target).suffix == ".py":
+        asked = choices.given(**options, seq_len=lengths, vocab_size=vocab_size)
+        prediction = _script(target, arguments or [], steps, asked, rules)
+    else:
+        _refuse_what_is_for_scripts(target, arguments, steps)
+        prediction = _job(target, Recipe(**options), lengths, vocab_size, rules)
+    _show(prediction, html, json)
 
+
+def _job(
+    target: str,
+    recipe: Recipe,
+    lengths: int | tuple[int, int] | None,
+    vocab_size: int | None,
+    rules: dict[str, Any],
+) -> Prediction:
     from memfit.models.target import resolve
     from memfit.planner.predict import predict as predict_job
 
     job = resolve(target, vocab_size=vocab_size)
     with shown_progress(choices.stderr(), LEARNING) as on_learning:
-        prediction = predict_job(
-            job,
-            recipe,
-            device=gpu or device,
-            seq_len=seq_len,
-            budget_bytes=budget_bytes,
-            on_progress=on_learning,
+        return predict_job(job, recipe, seq_len=lengths, on_progress=on_learning, **rules)
+
+
+def _script(
+    target: str,
+    arguments: list[str],
+    steps: int | None,
+    asked: dict[str, Any],
+    rules: dict[str, Any],
+) -> Prediction:
+    """Runs a script as it is.
+
+    Raises:
+        BadInput: it does not say on which GPU, or asks for what memfit does to jobs only.
+    """
+    if asked:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in asked)
+        raise BadInput(
+            f"{target} is a script and runs as it is, so {options} cannot be applied to it: give "
+            f"it arguments of its own, as in memfit predict {target} --gpu rtx-4090 -- --batch 8; "
+            f"or name a job in it, {target}:NAME"
         )
+    if rules["device"].lower() == "cpu":
+        raise BadInput(
+            f"{target} is a script, and scripts are run on a virtual GPU: say which, as in memfit "
+            f"predict {target} --gpu rtx-4090 (`memfit gpus` lists them); or name a job in it, "
+            f"{target}:NAME"
+        )
+    from memfit.planner.gpu import NUM_STEPS, predict_script
+
+    return predict_script(Path(target), arguments, num_steps=steps or NUM_STEPS, **rules)
+
+
+def _refuse_what_is_for_scripts(
+    target: str, arguments: list[str] | None, steps: int | None
+) -> None:
+    if arguments:
+        raise BadInput(
+            f"{target} takes no arguments of its own, and was given {' '.join(arguments)}: only a "
+            "script, train.py, does; for a job in a file, write file.py:name"
+        )
+    if steps is not None:
+        raise BadInput(
+            f"--steps says when a script is stopped; the steps of {target} are repeated until "
+            "nothing changes any more: leave it out"
+        )
+
+
+def _show(prediction: Prediction, html: Path | None, json: bool) -> None:
     if json:
         choices.print_json(prediction.as_dict())
     else:
@@ -80,7 +174,7 @@ def predict(
         from memfit.reports.html import prediction_page
 
         choices.write_page(html, prediction_page(prediction))
-    if not prediction.fits:
+    if prediction.fits == "no":
         raise typer.Exit(3)
 
 

@@ -75,7 +75,7 @@ def fit_to_budget(
                 raise
             break
         if found is not None:
-            reason = _reason(found.recipe, keep_batch_size, keep_checkpointing)
+            reason = _reason(_recipe(found), keep_batch_size, keep_checkpointing)
             return _plan(job, found, search.tried, target, reason), found
     raise _does_not_fit(search.tried)
 
@@ -103,7 +103,7 @@ class _Search:
         guess = high
         while low <= high:
             prediction = self._predict(checkpointing, sizes[guess])
-            if prediction.fits:
+            if prediction.fits == "yes":
                 best, low = prediction, guess + 1
             else:
                 high = guess - 1
@@ -125,7 +125,7 @@ class _Search:
         )
         self.tried.append(prediction)
         if self.on_progress is not None:
-            verdict = "fits" if prediction.fits else "does not fit"
+            verdict = "fits" if prediction.fits == "yes" else "does not fit"
             self.on_progress(
                 f"{batch_size} × {recipe.accumulate} samples, checkpointing {checkpointing}: "
                 f"{format_size(prediction.peak.device_bytes)}, {verdict}"
@@ -136,7 +136,7 @@ class _Search:
 def _plan(job: Job, chosen: Prediction, tried: list[Prediction], target: str, reason: str) -> Plan:
     return Plan(
         target=target,
-        recipe=chosen.recipe,
+        recipe=_recipe(chosen),
         device=chosen.device.name,
         seq_len=chosen.seq_len,
         vocab_size=job.vocab_size,
@@ -145,8 +145,8 @@ def _plan(job: Job, chosen: Prediction, tried: list[Prediction], target: str, re
         reason=reason,
         rejected=tuple(
             Rejected(
-                batch_size=prediction.recipe.batch_size,
-                checkpointing=prediction.recipe.checkpointing,
+                batch_size=_recipe(prediction).batch_size,
+                checkpointing=_recipe(prediction).checkpointing,
                 peak_bytes=prediction.peak.device_bytes,
                 reason=_why_not(prediction),
             )
@@ -179,7 +179,7 @@ def _why_not(prediction: Prediction) -> str:
 
 def _does_not_fit(tried: list[Prediction]) -> DoesNotFit:
     smallest = min(tried, key=lambda prediction: prediction.peak.device_bytes)
-    recipe, peak_bytes = smallest.recipe, smallest.peak.device_bytes
+    recipe, peak_bytes = _recipe(smallest), smallest.peak.device_bytes
     samples = "one sample" if recipe.batch_size == 1 else f"{recipe.batch_size} samples"
     return DoesNotFit(
         f"{smallest.job} does not fit {format_size(smallest.budget_bytes)}: the smallest run that "
@@ -188,6 +188,12 @@ def _does_not_fit(tried: list[Prediction]) -> DoesNotFit:
         "the sequence shorter with --seq-len",
         peak_bytes,
     )
+
+
+def _recipe(prediction: Prediction) -> Recipe:
+    """The recipe of a job's prediction; only a script's has none."""
+    assert prediction.recipe is not None
+    return prediction.recipe
 
 
 def _divisors(number: int) -> list[int]:

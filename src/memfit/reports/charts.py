@@ -20,11 +20,14 @@ from memfit.units import format_size
 
 
 def memory_chart(prediction: Prediction) -> dict[str, Any]:
-    """Live bytes by category over the events, with the phases, the views and the peak."""
+    """Live bytes by category over the events, with the phases, the views and the peak.
+
+    Bytes are those of the allocator's blocks, so that the layers are what is allocated.
+    """
     timeline, replay = prediction.timeline, prediction.replay
     spans, opening = curves.views(timeline, replay.peak_event)
     events = curves.drawn_events(replay.allocated, spans)
-    by_category = curves.category_curves(timeline)
+    by_category = curves.category_curves(timeline, _block_bytes(prediction))
     blocks = np.abs(timeline.events[events]) - 1
     names, codes = np.unique(
         np.concatenate([timeline.ops[blocks], timeline.modules[blocks]]), return_inverse=True
@@ -95,6 +98,12 @@ def training_chart(runlog: RunLog) -> dict[str, Any]:
         "predicted_bytes": runlog.predicted_peak_bytes,
         "budget_bytes": runlog.budget_bytes,
     }
+
+
+def _block_bytes(prediction: Prediction) -> np.ndarray:
+    """(B,) what each block takes: as the allocator hands it out, where that is known."""
+    known = prediction.replay.block_bytes
+    return known if len(known) else prediction.timeline.num_bytes
 
 
 def _allocator_lines(prediction: Prediction, events: np.ndarray) -> list[dict[str, Any]]:

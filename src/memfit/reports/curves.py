@@ -46,10 +46,14 @@ def drawn_events(curve: np.ndarray, spans: list[Span]) -> np.ndarray:
     return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))
 
 
-def category_curves(timeline: Timeline) -> dict[str, np.ndarray]:
-    """Category -> (E,) int64 live requested bytes after each event; absent ones left out."""
-    deltas = timeline.deltas()
-    codes = timeline.categories[np.abs(timeline.events) - 1]
+def category_curves(timeline: Timeline, block_bytes: np.ndarray) -> dict[str, np.ndarray]:
+    """Category -> (E,) int64 live bytes after each event; absent ones left out.
+
+    ``block_bytes`` is (B,): what each block of the timeline counts for.
+    """
+    blocks = np.abs(timeline.events) - 1
+    deltas = np.where(timeline.events > 0, block_bytes[blocks], -block_bytes[blocks])
+    codes = timeline.categories[blocks]
     return {
         name: np.cumsum(np.where(codes == code, deltas, 0))
         for code, name in enumerate(CATEGORIES)

@@ -23,6 +23,7 @@ from memfit.records.prediction import Prediction
 from memfit.records.runlog import RunLog
 from memfit.records.timeline import Timeline
 from memfit.reports import charts, wording
+from memfit.reports.segments import segment_map
 from memfit.units import format_duration, format_size
 
 _SCRIPTS = ("format.js", "theme.js", "plot.js", "memory.js", "lines.js")
@@ -42,6 +43,7 @@ def prediction_page(
     Returns:
         A whole HTML document that refers to nothing outside itself.
     """
+    replay = prediction.replay
     drawn: dict[str, Any] = {"memory": charts.memory_chart(prediction)}
     if measured is not None:
         drawn["comparison"] = charts.comparison_chart(prediction, measured)
@@ -56,6 +58,7 @@ def prediction_page(
             measured=measured,
             runlog=runlog,
             drawn=drawn,
+            segments=segment_map(replay.segments, prediction.timeline) if replay.segments else None,
             prediction_json=_json_block(prediction.as_dict()),
             charts_json=_json_block(drawn),
             styles=Markup(_template("page.css")),

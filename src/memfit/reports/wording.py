@@ -5,7 +5,7 @@ Every function takes records and returns plain text; who prints it escapes it.
 
 from __future__ import annotations
 
-from memfit.records.prediction import Moment, Prediction
+from memfit.records.prediction import Attempt, Lengths, Moment, Prediction, Uncertainty
 from memfit.records.recipe import Recipe
 from memfit.records.runlog import RunLog
 from memfit.units import format_duration, format_size
@@ -27,19 +27,133 @@ LABELS = {name: name.replace("_", " ").capitalize() for name in STACK}
 """Category -> what people read."""
 
 
+ANSWERS = {"yes": "fits", "tight": "tight", "no": "does not fit"}
+"""``Prediction.fits`` -> what people read."""
+
+
 def verdict(prediction: Prediction) -> str:
-    """``fits: 10.21 GiB of 16.00 GiB, 5.79 GiB to spare``."""
-    need, budget = prediction.peak.device_bytes, prediction.budget_bytes
-    sizes = f"{format_size(need)} of {format_size(budget)}"
-    if prediction.fits:
-        return f"fits: {sizes}, {format_size(budget - need)} to spare"
-    return f"does not fit: {sizes}, {format_size(need - budget)} too much"
+    """``fits: 10.21 GiB of 16.00 GiB, 5.79 GiB to spare``; with the most it may be on a GPU."""
+    need, most, budget = (
+        prediction.peak.device_bytes,
+        prediction.at_most_bytes,
+        prediction.budget_bytes,
+    )
+    answer = prediction.fits
+    sizes = format_size(need)
+    if most > need and answer != "no":
+        sizes += f", at most {format_size(most)},"
+    sizes += f" of {format_size(budget)}"
+    if answer == "yes":
+        sizes += f", {format_size(budget - most)} to spare"
+    elif answer == "no":
+        sizes += f", {format_size(need - budget)} too much"
+    return f"{ANSWERS[answer]}: {sizes}"
+
+
+def why(prediction: Prediction) -> str:
+    """Why it is tight, or where the memory runs out; empty when there is nothing to add."""
+    answer, end = prediction.fits, prediction.out_of_memory
+    if answer == "no":
+        return "" if end is None else f"It runs out of memory {_end(prediction.attempts[0])}."
+    if answer == "yes":
+        return ""
+    expected = prediction.attempts[0]
+    if expected.out_of_memory is not None:
+        return (
+            f"As expected it runs out of memory {_end(expected)}; with the least that may lie "
+            "outside the allocator it goes through."
+        )
+    if expected.num_alloc_retries:
+        return (
+            "It goes through only because the allocator gives cached memory back and asks again, "
+            f"{times(expected.num_alloc_retries)} in {_steps(prediction)}: each time the GPU waits."
+        )
+    past = prediction.at_most_bytes - prediction.budget_bytes
+    return (
+        f"It goes through as expected, but what is not certain reaches {format_size(past)} past "
+        "the budget."
+    )
+
+
+def _end(attempt: Attempt) -> str:
+    end = attempt.out_of_memory
+    assert end is not None
+    left = max(0, attempt.room_bytes - end.reserved_bytes)
+    return (
+        f"{where(end.moment)}: it asks for {format_size(end.asked_bytes)}, and the device has "
+        f"{format_size(left)} left"
+    )
+
+
+def _steps(prediction: Prediction) -> str:
+    number = prediction.simulation.num_steps if prediction.simulation else 0
+    return "one step" if number == 1 else f"{number} steps"
+
+
+def times(number: int) -> str:
+    """``once``, ``3 times``."""
+    return "once" if number == 1 else f"{number:,} times"
+
+
+def lengths(found: Lengths) -> str:
+    """What batches of varying length come to, beside the longest length alone."""
+    sizes = f"{format_size(found.varying_reserved_bytes)} reserved after {found.num_steps} steps"
+    growth = found.growth_bytes
+    beside = (
+        f"{format_size(abs(growth))} {'more' if growth > 0 else 'less'} than"
+        if growth
+        else "the same as"
+    )
+    end = "" if found.has_settled else "; it had not stopped growing"
+    return (
+        f"Lengths from {found.shortest:,} to {found.longest:,}: {sizes}, {beside} with "
+        f"{found.longest:,} alone ({format_size(found.constant_reserved_bytes)}){end}."
+    )
+
+
+def rules(prediction: Prediction) -> str:
+    """Whose allocator was simulated, and what ran the step; empty on the CPU."""
+    simulation = prediction.simulation
+    if simulation is None:
+        return ""
+    conf = f" with {simulation.alloc_conf}" if simulation.alloc_conf else ""
+    facts = prediction.timeline.facts
+    ran = [f"{name} {facts[name]}" for name in ("torch", "transformers") if name in facts]
+    by = f"; the step was run by {' and '.join(ran)}" if ran else ""
+    steady = "repeat" if simulation.is_steady else "do not repeat exactly"
+    return (
+        f"The allocator is that of torch {simulation.torch}{conf}; {_steps(prediction)} simulated, "
+        f"which {steady}{by}."
+    )
+
+
+def bounds(least: int, most: int) -> str:
+    """``9.50 GiB to 9.81 GiB``, ``within 1.2 MiB``; empty when there is nothing between them."""
+    if least == most:
+        return ""
+    low, high = format_size(least), format_size(most)
+    return f"within {format_size(most - least)}" if low == high else f"{low} to {high}"
+
+
+def change(part: Uncertainty) -> str:
+    """``-12.0 MiB, +150.0 MiB``: what a part may do to the device's peak."""
+    if part.above_bytes is None:
+        return "not counted"
+    words = []
+    if part.below_bytes:
+        words.append(f"−{format_size(part.below_bytes)}")
+    if part.above_bytes:
+        words.append(f"+{format_size(part.above_bytes)}")
+    return ", ".join(words)
 
 
 def setting(prediction: Prediction) -> str:
     """``1,024 tokens · batch 8 · fp32 · adamw · on cpu``."""
-    tokens = [] if prediction.seq_len is None else [f"{prediction.seq_len:,} tokens"]
-    return " · ".join([*tokens, techniques(prediction.recipe), f"on {prediction.device.name}"])
+    words = [] if prediction.seq_len is None else [f"{prediction.seq_len:,} tokens"]
+    if prediction.lengths is not None:
+        words = [f"{prediction.lengths.shortest:,} to {prediction.lengths.longest:,} tokens"]
+    recipe = "a script, as it is" if prediction.recipe is None else techniques(prediction.recipe)
+    return " · ".join([*words, recipe, f"on {prediction.device.name}"])
 
 
 def techniques(recipe: Recipe) -> str:
@@ -52,8 +166,8 @@ def techniques(recipe: Recipe) -> str:
 
 
 def where(moment: Moment) -> str:
-    """``step 2, backward, in h.11.mlp, at aten::gelu_backward``, without what is unknown."""
-    words = [f"step {moment.step}" if moment.step else "before the first step", moment.phase]
+    """``in step 2, backward, in h.11.mlp, at aten::gelu_backward``, without what is unknown."""
+    words = [f"in step {moment.step}" if moment.step else "before the first step", moment.phase]
     if moment.module:
         words.append(f"in {moment.module}")
     if moment.op:

@@ -1,0 +1,63 @@
+"""The loops that course model B's recordings were taken in, each from an empty allocator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from benchmarks.accuracy.course_a_runs import mixed_precision
+from benchmarks.accuracy.course_b import VOCAB_SIZE, CourseModelB, LastPositionLoss, OwnAdam
+from memfit.observer import Observer
+
+
+def last_position(logits: Tensor) -> Tensor:
+    """(B, T, V) -> (B, V), as torch 2.6 sees ``logits[:, -1, :]``: a node for each ``:``.
+
+    Later versions of torch make none for a slice that takes everything.  The backward of a slice
+    makes zeros of its whole input, so the version counts: two tensors more per step.
+    """
+    whole = torch.ops.aten.slice.Tensor(logits, 0, 0, 2**63 - 1)
+    last = torch.ops.aten.select.int(whole, 1, -1)
+    view: Tensor = torch.ops.aten.slice.Tensor(last, 1, 0, 2**63 - 1)
+    return view
+
+
+def train(observer: Observer, *, batch_size: int, seq_len: int, precision: str) -> None:
+    """Three steps of forward, loss, backward and Adam, with autocast around all three if at all."""
+    observer.phase("init")
+    model = CourseModelB("cuda")
+    optimizer = OwnAdam(model.parameters())
+    criterion = LastPositionLoss()
+    ids = torch.randint(0, VOCAB_SIZE, (batch_size, seq_len)).to("cuda")
+    labels = torch.randint(0, VOCAB_SIZE, (batch_size,)).to("cuda")
+    with mixed_precision(precision):
+        for step in range(1, 4):
+            observer.step(step)
+            observer.phase("forward")
+            optimizer.zero_grad()
+            logits = model(ids)
+            last = last_position(logits)
+            loss = criterion(last, labels)
+            observer.phase("backward")
+            loss.backward()
+            observer.phase("optimizer")
+            optimizer.step()
+    observer.phase("save")
+
+
+def forward(observer: Observer, *, batch_size: int, seq_len: int, precision: str) -> None:
+    """Three forwards; each graph dies when its function returns."""
+
+    def run() -> None:
+        logits = model(ids)
+        assert logits.shape[1] == seq_len
+
+    observer.phase("init")
+    model = CourseModelB("cuda")
+    ids = torch.randint(0, VOCAB_SIZE, (batch_size, seq_len)).to("cuda")
+    with mixed_precision(precision):
+        for step in range(1, 4):
+            observer.step(step)
+            observer.phase("forward")
+            run()
+    observer.phase("save")

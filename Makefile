@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 MEMORY ?= 160MiB
 RUN ?= runs/demo
+TORCH ?= 2.14.1
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --no-compile --constraint constraints.txt
@@ -12,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --quiet --no-compile --constrain
 # are (which this variable would forbid if it were set), not all beforehand, which takes a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test check format benchmarks clean
+.PHONY: help demo test test-torch check format benchmarks clean
 .NOTPARALLEL:
 
 help:
@@ -21,6 +22,8 @@ help:
 	@echo "make check       lint, types, and who may import whom"
 	@echo "make format      format the code"
 	@echo "make benchmarks  print what the benchmarks measure"
+	@echo "make test-torch TORCH=2.14.1"
+	@echo "                 run the tests of the virtual GPU with another torch"
 	@echo "make clean       remove what make has made, the demo's run included"
 
 # A thread that waits for the other should sleep: where something else runs, spinning costs most.
@@ -34,6 +37,12 @@ demo: $(VENV)/.runtime
 # One process a core of two; each is told not to start threads for the other's core.
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+# The virtual GPU leans on private parts of torch.  The install is several GB for a CUDA build.
+test-torch:
+	$(PYTHON) -m venv build/torch-$(TORCH)
+	build/torch-$(TORCH)/bin/python -m pip install --quiet "torch==$(TORCH)" --editable '.[test]'
+	OMP_NUM_THREADS=1 build/torch-$(TORCH)/bin/python -m pytest -n 2 tests/tracing/virtual
 
 check: $(VENV)/.test
 	$(BIN)/ruff check

@@ -159,7 +159,7 @@ def test_the_error_of_a_run_says_the_step_and_the_module(on_gpu: OnGpu) -> None:
     assert any("in run\n" in note for note in caught.value.__notes__)
 
 
-def test_backward_runs_in_the_engines_thread_with_a_workspace_of_its_own(
+def test_backward_has_a_workspace_of_its_own_as_in_the_engines_thread(
     traced_on_gpu: TracedOnGpu,
 ) -> None:
     def run() -> None:
@@ -169,6 +169,17 @@ def test_backward_runs_in_the_engines_thread_with_a_workspace_of_its_own(
 
     _, timeline = traced_on_gpu(run, version="2.11")
     assert [size for _, size in allocations(timeline) if size > 10**6] == [8_519_680, 8_519_680]
+
+
+def test_a_process_that_has_run_backward_itself_can_trace(on_gpu: OnGpu) -> None:
+    def run() -> tuple[int, ...]:
+        x = torch.ones(3, device="cuda", requires_grad=True)
+        x.exp().sum().backward()
+        assert x.grad is not None
+        return tuple(x.grad.shape)
+
+    torch.ones(3, requires_grad=True).sum().backward()
+    assert on_gpu(run) == (3,)
 
 
 def test_layer_norm_keeps_fp32_statistics_of_a_half_precision_input(

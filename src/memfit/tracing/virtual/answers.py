@@ -1,7 +1,7 @@
 """``torch.cuda`` and ``torch.accelerator`` as the virtual GPU answers them.
 
-Python's side of them is left as it is: it checks arguments, formats summaries, keeps defaults.  What
-it asks of C++, ``torch._C._cuda_*``, is answered here from the card's record and the ledger's
+Python's side of them is left as it is: it checks arguments, formats summaries, keeps defaults.
+What it asks of C++, ``torch._C._cuda_*``, is answered here from the card's record and the ledger's
 allocator; builds without CUDA have no such functions, builds with it have ones for a real driver.
 """
 
@@ -194,7 +194,7 @@ def _snapshot(gpu: Dispatch) -> dict[str, Any]:
     """``torch.cuda.memory._snapshot()``: the layout now; actions are not recorded a second time."""
     segments = []
     for segment in gpu.ledger.allocator.segments():
-        blocks = [
+        blocks: list[dict[str, Any]] = [
             {
                 "address": segment.address + block.offset,
                 "size": block.num_bytes,

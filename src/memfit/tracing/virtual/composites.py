@@ -76,7 +76,8 @@ def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor
     v, g = v.contiguous(), g.contiguous()
     if dim in (0, v.dim() - 1):
         return torch.ops.aten._weight_norm_interface(v, g, dim)[0]  # type: ignore[no-any-return]
-    return v * (g / torch.ops.aten.norm_except_dim(v, 2, dim))
+    norm: torch.Tensor = torch.ops.aten.norm_except_dim(v, 2, dim)
+    return v * (g / norm)
 
 
 def takes_cudnn_batch_norm(

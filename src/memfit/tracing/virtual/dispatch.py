@@ -10,7 +10,7 @@ Structured ops arrive in their ``.out`` form, when C++ has allocated the outputs
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from memfit.errors import BadInput
 from memfit.tracing.calls import Call, TensorSpec, call_below, describe, rebuild, wrap_numbers
 from memfit.tracing.hidden.cuda.kernels import Kernels
 from memfit.tracing.hidden.cuda.steps import ESTIMATE
-from memfit.tracing.hidden.cuda.table import COVERED, sequence
+from memfit.tracing.hidden.cuda.table import COVERED, UNKNOWN, sequence
 from memfit.tracing.hidden.sequences import Give, Keep, Output, Sequence, Take
 from memfit.tracing.log import Use
 from memfit.tracing.memory import storage_address
@@ -94,6 +94,7 @@ class Kind:
     """Whether it does not read what it writes into."""
 
     mixes_devices: bool
+    is_sized_by_values: bool
     is_loss: bool
     is_covered: bool
     """Whether its kernel may take memory beside its outputs."""
@@ -122,6 +123,9 @@ class Dispatch:
         self.libraries: list[torch.library.Library] = []
         """What keeps the kernels registered."""
 
+        self.unknown_scratch: set[str] = set()
+        """Ops that ran whose kernels take something that no formula tells."""
+
         self.facts: dict[str, str] = {}
         """What the run asked for and got otherwise: the Timeline's facts say so."""
 
@@ -130,7 +134,7 @@ class Dispatch:
         self._handlers = handlers
         self._kinds: dict[torch._ops.OpOverload, Kind] = {}
         self._outputs: dict[Call, Outputs] = {}
-        self._sequences: dict[tuple[Call, int], Sequence | None] = {}
+        self._sequences: dict[tuple[Call, int, bool], Sequence | None] = {}
         self._numbers: dict[int, int] = {}
         self._kept: set[tuple[str, bool, int]] = set()
         self._loss_numel = 0
@@ -143,7 +147,10 @@ class Dispatch:
         for tensor in tensors:
             number = self._number_of(tensor)
             if number is not None:
-                self.ledger.blocks[number].use = use
+                block = self.ledger.blocks[number]
+                # What is copied from the host is an input, unless it is known to be more.
+                if use is not Use.INPUT or block.use is Use.UNKNOWN:
+                    block.use = use
 
     def name_block(self, tensor: torch.Tensor, module: str) -> None:
         """Says whose the block behind a tensor is, which was made before its owner had a name."""
@@ -170,6 +177,28 @@ class Dispatch:
         """Bytes of the storage behind a tensor of this device."""
         number = self._number_of(tensor)
         return 0 if number is None else self.ledger.blocks[number].num_bytes
+
+    def bytes_at(self, address: int) -> int:
+        """Bytes of the storage at an address."""
+        number = self._numbers.get(address)
+        return 0 if number is None else self.ledger.blocks[number].num_bytes
+
+    def resize_storage(self, address: int, num_bytes: int) -> None:
+        """``storage.resize_``: CUDA takes the new memory before it frees the old."""
+        old = self._numbers.pop(address, None)
+        if num_bytes:
+            module = self._modules.current()
+            self._numbers[address] = self.ledger.take(
+                num_bytes,
+                "resize_",
+                module,
+                dtype=torch.uint8,
+                size=[num_bytes],
+                stream=self.stream,
+            )
+        if old is not None:
+            self.ledger.free(old)
+        self.shadows.forget_address(address)
 
     def _number_of(self, tensor: torch.Tensor) -> int | None:
         return self._numbers.get(storage_address(tensor)) if tensor.numel() else None
@@ -202,10 +231,14 @@ class Dispatch:
     def with_values(self, values: torch.Tensor, op: str) -> torch.Tensor:
         """A tensor of this device that holds ``values``, a host tensor, where it is small."""
         tensor = self.empty(list(values.shape), list(values.stride()), values.dtype, op)
+        self._fill(tensor, values)
+        return tensor
+
+    def _fill(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Makes the values of a tensor known, where it is small."""
         shadow = self.shadows.give(tensor, self.storage_bytes(tensor))
         if shadow is not None and values.numel():
             shadow.copy_(values)
-        return tensor
 
     def _freed(self, address: int) -> None:
         self.shadows.forget_address(address)
@@ -232,29 +265,45 @@ class Dispatch:
             return self._write(op, kind, args, kwargs, tensors)
         if tensors and not kind.is_random and self._are_known(tensors):
             known = self._run_on_shadows(op, args, kwargs)
-            if known is not NotImplemented:
+            if known is not NotImplemented and kind.is_sized_by_values:
                 return pytree.tree_map_only(
                     torch.Tensor, lambda values: self.with_values(values, kind.name), known
                 )
-        call, _ = describe(op, args, kwargs, tell_host=True)
-        if kind.is_loss:
-            self._note_loss(call)
-        return self._make(op, kind, call)
+            if known is not NotImplemented:
+                return self._make(op, kind, args, kwargs, pytree.tree_leaves(known))
+        return self._make(op, kind, args, kwargs)
 
-    def _make(self, op: torch._ops.OpOverload, kind: Kind, call: Call) -> Any:
-        """The outputs of a call, and what its kernel takes beside them."""
+    def _make(
+        self,
+        op: torch._ops.OpOverload,
+        kind: Kind,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        known: list[Any] | None = None,
+    ) -> Any:
+        """The outputs of a call, and what its kernel takes beside them.
+
+        ``known`` are the outputs as the host's kernel gives them, where they are known.
+        """
+        call, _ = describe(op, args, kwargs, tell_host=True)
+        if known is None and kind.is_loss:
+            self._note_loss(call)
         outputs = self.infer(op, call)
         leaves = list(outputs.leaves)
-        fresh = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Fresh)]
+        waiting = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Fresh)]
+        count = len(waiting)
 
         def output(index: int) -> None:
-            place = fresh[index]
+            place = waiting[index]
             leaf = leaves[place]
             if isinstance(leaf, Fresh):
-                leaves[place] = self.empty(leaf.size, leaf.stride, leaf.dtype, kind.name)
+                leaves[place] = made = self.empty(leaf.size, leaf.stride, leaf.dtype, kind.name)
+                if known is not None:
+                    self._fill(made, known[place])
 
-        self._take_beside(kind, call, len(fresh), output)
-        for index in range(len(fresh)):
+        if kind.is_covered:
+            self._take_beside(kind, call, count, output)
+        for index in range(count):
             output(index)
         leaves = [leaf.make() if isinstance(leaf, OnHost) else leaf for leaf in leaves]
         return leaves[0] if outputs.tree.is_leaf() else pytree.tree_unflatten(leaves, outputs.tree)
@@ -263,11 +312,11 @@ class Dispatch:
         self, kind: Kind, call: Call, num_outputs: int, output: Callable[[int], None]
     ) -> None:
         """Goes through what happens inside a call."""
-        if not kind.is_covered:
-            return
-        key = (call, num_outputs)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        key = (call, num_outputs, deterministic)
         if key not in self._sequences:
-            self._sequences[key] = sequence(call, num_outputs, self._kernels)
+            on_card = replace(self._kernels, deterministic=deterministic)
+            self._sequences[key] = sequence(call, num_outputs, on_card)
         inside = self._sequences[key]
         if inside is None:
             return
@@ -313,11 +362,14 @@ class Dispatch:
         returns = op._schema.returns
         if kind.outs:
             self._adopt_outputs(op, kind, args, kwargs, written)
-        if kind.is_covered or kind.is_loss or (returns and not kind.returns_written):
+        elif kind.overwrites:
+            self.name_made(written, kind.name)
+        if kind.is_covered or kind.is_loss:
             call, _ = describe(op, args, kwargs, tell_host=True)
             if kind.is_loss:
                 self._note_loss(call)
-            self._take_beside(kind, call, 0, lambda index: None)
+            if kind.is_covered and (kind.returns_written or not returns):
+                self._take_beside(kind, call, 0, lambda index: None)
         read = tensors
         if kind.outs or kind.overwrites:
             # An in-place structured op arrives as op.out(x, ..., out=x): arguments decide.
@@ -333,7 +385,7 @@ class Dispatch:
                 self.shadows.forget(tensor)
         if kind.returns_written:
             return values[0] if len(returns) == 1 else tuple(values[: len(returns)])
-        return self._make(op, kind, call) if returns else None
+        return self._make(op, kind, args, kwargs) if returns else None
 
     def _write_shadows(
         self,
@@ -361,16 +413,19 @@ class Dispatch:
             for tensor, size in zip(written, _sizes_of_outs(op, call), strict=False):
                 if list(tensor.shape) != size:
                     self.resize(tensor, size)
+        # In place, the op writes into a tensor that it was given to read: not made for it.
+        self.name_made(
+            [tensor for tensor in written if not any(tensor is operand for operand in args)],
+            kind.name,
+        )
+
+    def name_made(self, tensors: list[torch.Tensor], op: str) -> None:
+        """These tensors, if C++ or a factory made them empty, were made for ``op`` to write."""
         blocks = self.ledger.blocks
-        for tensor in written:
+        for tensor in tensors:
             number = self._number_of(tensor)
-            # In place, the op writes into a tensor that it was given to read: not made for it.
-            if (
-                number is not None
-                and blocks[number].op in _MAKES_EMPTY
-                and not any(tensor is operand for operand in args)
-            ):
-                blocks[number].op = kind.name
+            if number is not None and blocks[number].op in _MAKES_EMPTY:
+                blocks[number].op = op
 
     def resize(self, tensor: torch.Tensor, size: list[int]) -> None:
         """``resize_``: a larger block where the storage is too small, row-major."""
@@ -465,6 +520,8 @@ class Dispatch:
             if argument.alias_info is not None and argument.alias_info.is_write
         )
         name = op.name().partition(".")[0]
+        if name in UNKNOWN:
+            self.unknown_scratch.add(name)
         kind = self._kinds[op] = Kind(
             name,
             is_view=any(alias is not None and not alias.is_write for alias in aliases),
@@ -475,6 +532,7 @@ class Dispatch:
             overwrites=name in _OVERWRITES,
             mixes_devices=name in _MIXES_DEVICES
             or name.startswith(("aten::_foreach", "aten::_fused_")),
+            is_sized_by_values=torch.Tag.dynamic_output_shape in op.tags,
             is_loss=name in _LOSS_OPS,
             is_covered=name in COVERED,
             handler=self._handlers.get(name),

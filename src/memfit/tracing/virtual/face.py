@@ -11,12 +11,21 @@ from typing import Any
 
 import torch
 
-from memfit.tracing.virtual import compiling, distributed, factories, host, reading, serialization
+from memfit.tracing.virtual import (
+    compiling,
+    distributed,
+    factories,
+    host,
+    reading,
+    serialization,
+    storages,
+)
 from memfit.tracing.virtual.dispatch import Dispatch
 from memfit.tracing.virtual.memory import is_virtual
 
-_Tensor = torch.Tensor
-_device_of = torch._C.TensorBase.device.__get__
+_Tensor: Any = torch.Tensor
+_device_of = _Tensor.device.__get__
+_C: Any = torch._C
 CUDA = torch.device("cuda", 0)
 
 
@@ -42,7 +51,7 @@ class Face:
                 return device
             index = named.index
         if index is not None and index > 0:
-            torch._C._cuda_setDevice(index)  # type: ignore[attr-defined]  # raises
+            _C._cuda_setDevice(index)  # which raises
         return self.gpu.device
 
     def install(self) -> None:
@@ -51,20 +60,21 @@ class Face:
         self._install_moves()
         factories.install(self.to_device)
         reading.install(self.gpu)
-        host.install(self.gpu)
-        serialization.install(self.gpu)
+        storages.install(self.gpu)
+        serialization.install(self.gpu, host.install(self.gpu))
         compiling.install(self.gpu)
         distributed.install(self.gpu)
 
     def _install_moves(self) -> None:
-        move = torch._C.TensorBase.to
+        move = _Tensor.to
 
         def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             if args and isinstance(args[0], (str, torch.device, int)):
                 args = (self.to_device(args[0]), *args[1:])
             if kwargs.get("device") is not None:
                 kwargs["device"] = self.to_device(kwargs["device"])
-            return move(tensor, *args, **kwargs)
+            moved: torch.Tensor = move(tensor, *args, **kwargs)
+            return moved
 
         def cuda(
             tensor: torch.Tensor,
@@ -72,25 +82,25 @@ class Face:
             non_blocking: bool = False,
             memory_format: torch.memory_format = torch.preserve_format,
         ) -> torch.Tensor:
-            target = self.to_device("cuda" if device is None else device)
-            return move(tensor, target, non_blocking=non_blocking, memory_format=memory_format)
+            target = "cuda" if device is None else device
+            return to(tensor, target, non_blocking=non_blocking, memory_format=memory_format)
 
         def cpu(
             tensor: torch.Tensor, memory_format: torch.memory_format = torch.preserve_format
         ) -> torch.Tensor:
-            return move(tensor, "cpu", memory_format=memory_format)
+            return to(tensor, "cpu", memory_format=memory_format)
 
-        _Tensor.to, _Tensor.cuda, _Tensor.cpu = to, cuda, cpu  # type: ignore[method-assign]
-        _Tensor.pin_memory = _pin_memory  # type: ignore[method-assign]
-        _Tensor.is_pinned = _is_pinned  # type: ignore[method-assign]
+        _Tensor.to, _Tensor.cuda, _Tensor.cpu = to, cuda, cpu
+        _Tensor.pin_memory = _pin_memory
+        _Tensor.is_pinned = _is_pinned
 
 
 def _install_properties() -> None:
     def device(tensor: torch.Tensor) -> torch.device:
         return CUDA if is_virtual(tensor) else _device_of(tensor)
 
-    _Tensor.device = property(device)  # type: ignore[assignment, method-assign]
-    _Tensor.is_cuda = property(lambda tensor: is_virtual(tensor))  # type: ignore[assignment]
+    _Tensor.device = property(device)
+    _Tensor.is_cuda = property(lambda tensor: is_virtual(tensor))
     get_data, set_data = _Tensor.data.__get__, _Tensor.data.__set__
 
     def assign(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -99,16 +109,17 @@ def _install_properties() -> None:
         else:
             _exchange(tensor, value)
 
-    _Tensor.data = property(lambda tensor: get_data(tensor), assign)  # type: ignore[assignment]
-    torch._has_compatible_shallow_copy_type = _moves_in_place(
-        torch._has_compatible_shallow_copy_type
-    )
+    _Tensor.data = property(lambda tensor: get_data(tensor), assign)
+    functions: Any = torch
+    compatible = functions._has_compatible_shallow_copy_type
+    functions._has_compatible_shallow_copy_type = _moves_in_place(compatible)
 
 
-def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+def _pin_memory(tensor: Any, device: Any = None) -> torch.Tensor:
     """Pinned memory is the host's: the tensor itself will do, and remembers."""
-    tensor._is_pinned = True  # type: ignore[attr-defined]
-    return tensor
+    tensor._is_pinned = True
+    pinned: torch.Tensor = tensor
+    return pinned
 
 
 def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:

@@ -50,7 +50,8 @@ def install(to_device: Callable[[Any], Any]) -> None:
             kwargs["device"] = to_device(this.device)
         return function(*args, **kwargs)
 
-    torch.utils._device.DeviceContext.__torch_function__ = in_context
+    context: Any = torch.utils._device.DeviceContext
+    context.__torch_function__ = in_context
 
 
 def _told(function: Callable[..., Any], to_device: Callable[[Any], Any]) -> Callable[..., Any]:

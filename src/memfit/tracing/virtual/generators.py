@@ -12,7 +12,7 @@ _STATE_BYTES = 16
 _Original = torch.Generator
 
 
-class _IsGenerator(type(_Original)):  # type: ignore[misc]
+class _IsGenerator(type(_Original)):  # type: ignore[misc]  # computed base
     """Lets ``isinstance(x, torch.Generator)`` say what it says of generators made before."""
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -22,9 +22,12 @@ class _IsGenerator(type(_Original)):  # type: ignore[misc]
 class Generator(_Original, metaclass=_IsGenerator):
     """``torch.Generator``: on the host the real one; on the virtual GPU a seed and an offset."""
 
+    _on_gpu: bool
+
     def __new__(cls, device: Any = "cpu") -> Generator:
-        made: Generator = _Original.__new__(cls, device="cpu" if _is_cuda(device) else device)
-        made._on_gpu = _is_cuda(device)  # type: ignore[attr-defined]
+        on_gpu = _is_cuda(device)
+        made: Generator = _Original.__new__(cls, "cpu" if on_gpu else device)  # type: ignore[call-arg]
+        made._on_gpu = on_gpu
         return made
 
     def __init__(self, device: Any = "cpu") -> None:
@@ -33,11 +36,11 @@ class Generator(_Original, metaclass=_IsGenerator):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """Where it is."""
-        return torch.device("cuda", 0) if self._on_gpu else torch.device("cpu")  # type: ignore[attr-defined]
+        return torch.device("cuda", 0) if self._on_gpu else torch.device("cpu")
 
     def get_state(self) -> torch.Tensor:
         """Seed and offset on the GPU; on the host the whole state of its generator."""
-        if not self._on_gpu:  # type: ignore[attr-defined]
+        if not self._on_gpu:
             return super().get_state()
         state = torch.zeros(_STATE_BYTES // 8, dtype=torch.int64)
         state[0] = self.initial_seed() & (2**63 - 1)
@@ -45,7 +48,7 @@ class Generator(_Original, metaclass=_IsGenerator):
 
     def set_state(self, state: torch.Tensor) -> Generator:
         """Takes a state that ``get_state`` gave."""
-        if not self._on_gpu:  # type: ignore[attr-defined]
+        if not self._on_gpu:
             super().set_state(state)
         else:
             self.manual_seed(int(state.view(torch.int64)[0]))
@@ -58,5 +61,6 @@ def _is_cuda(device: Any) -> bool:
 
 def install() -> None:
     """Replaces ``torch.Generator``, and makes the GPU's default one."""
-    torch.Generator = Generator  # type: ignore[misc]
-    torch.cuda.default_generators = (Generator("cuda"),)
+    package: Any = torch
+    package.Generator = Generator
+    package.cuda.default_generators = (Generator("cuda"),)

@@ -1,4 +1,5 @@
-"""Parameters made on the host, before they move to the GPU: they need neither memory nor time.
+"""Large tensors on the host that need neither memory nor time: parameters before they move to the
+GPU, and what is copied back from it.
 
 A script that builds an 8 B model on the host and moves it would take 32 GB here, and minutes to
 fill it with random numbers that nobody reads.  So the data of a parameter of 1 MiB and more lies in
@@ -12,6 +13,7 @@ What one should know:
   the host sees zeros.
 - ``Parameter(buffer)`` no longer shares memory with ``buffer`` when it is as large; code that
   relies on it (flat buffers behind parameters) assigns ``.data``, which is left alone.
+- A copy from the GPU of 1 MiB and more, of numbers that nobody knows, is such a tensor too.
 - Numbers that are computed before ``Parameter()`` are computed for real.
 """
 
@@ -53,7 +55,7 @@ _CONVERSIONS = {
     "double": torch.float64,
 }
 
-_Tensor = torch.Tensor
+_Tensor: Any = torch.Tensor
 _PLAIN = (_Tensor, nn.Parameter)
 """Not fake tensors and other kinds, which say that they are on the CPU too."""
 
@@ -68,6 +70,13 @@ class HostMemory:
         """Whether the tensor lies in memory without pages."""
         return not is_virtual(tensor) and tensor.data_ptr() in self._memory
 
+    def unknown_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a copy from the GPU of numbers that nobody knows would be."""
+        if tensor.numel() * tensor.element_size() >= _SMALLEST_BYTES:
+            return self.like(tensor)
+        number = 1 if tensor.is_floating_point() else 0
+        return torch.full_like(tensor, number, device="cpu")
+
     def like(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor of the same shape and strides, or of another dtype, without pages."""
         dtype = dtype or tensor.dtype
@@ -76,17 +85,18 @@ class HostMemory:
         return self._memory.tensor(size, stride, dtype, num_bytes, lambda address: None)
 
 
-def install(gpu: Dispatch) -> None:
+def install(gpu: Dispatch) -> HostMemory:
     """Replaces what makes, fills, converts and copies parameters on the host."""
     host = HostMemory()
-    make = nn.Parameter.__new__
+    parameter: Any = nn.Parameter
+    make = parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         if type(data) is _Tensor and _is_large_on_host(data) and not host.holds(data):
             data = host.like(data)
         return make(cls, data, requires_grad)
 
-    nn.Parameter.__new__ = new  # type: ignore[method-assign, assignment]
+    parameter.__new__ = new
     for name in _WRITES:
         setattr(_Tensor, name, _skipping(host, getattr(_Tensor, name)))
     for name, dtype in _CONVERSIONS.items():
@@ -94,20 +104,39 @@ def install(gpu: Dispatch) -> None:
     move, clone = _Tensor.to, _Tensor.clone
 
     def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if _is_free_to_skip(host, tensor):
-            dtype = _dtype_alone(args, kwargs)
-            if dtype is not None:
-                return tensor if dtype is tensor.dtype else host.like(tensor, dtype)
-        return move(tensor, *args, **kwargs)
+        device, dtype = _asked(args, kwargs)
+        if device == "cpu" and is_virtual(tensor) and _is_free_to_leave(gpu, tensor):
+            # CUDA converts before it copies to the host.
+            return host.like(tensor if dtype is None else move(tensor, dtype))
+        if device in ("cpu", "") and dtype is not None and _is_free_to_skip(host, tensor):
+            return tensor if dtype is tensor.dtype else host.like(tensor, dtype)
+        moved: torch.Tensor = move(tensor, *args, **kwargs)
+        return moved
+
+    def cpu(
+        tensor: torch.Tensor, memory_format: torch.memory_format = torch.preserve_format
+    ) -> torch.Tensor:
+        return to(tensor, "cpu", memory_format=memory_format)
 
     def copy(
         tensor: torch.Tensor, *, memory_format: torch.memory_format = torch.preserve_format
     ) -> torch.Tensor:
         if _is_free_to_skip(host, tensor) and memory_format is torch.preserve_format:
             return host.like(tensor)
-        return clone(tensor, memory_format=memory_format)
+        twin: torch.Tensor = clone(tensor, memory_format=memory_format)
+        return twin
 
-    _Tensor.to, _Tensor.clone = to, copy  # type: ignore[method-assign]
+    _Tensor.to, _Tensor.cpu, _Tensor.clone = to, cpu, copy
+    return host
+
+
+def _is_free_to_leave(gpu: Dispatch, tensor: torch.Tensor) -> bool:
+    """Whether a copy on the host would be large, and of numbers that nobody knows."""
+    return (
+        tensor.numel() * tensor.element_size() >= _SMALLEST_BYTES
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+        and not gpu.shadows.is_known(tensor)
+    )
 
 
 def _is_large_on_host(tensor: torch.Tensor) -> bool:
@@ -154,15 +183,17 @@ def _converting(
     return method
 
 
-def _dtype_alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
-    """The dtype, where ``to`` asks for another one on the host and for nothing else."""
-    dtype = None
+def _asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, torch.dtype | None]:
+    """The type of the device ("": none was named) and the dtype that ``to`` is asked for."""
+    device, dtype = "", None
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.dtype):
             dtype = value
         elif isinstance(value, (str, torch.device)):
-            if torch.device(value).type != "cpu":
-                return None
-        elif not (value is None or isinstance(value, bool)):
-            return None
-    return dtype
+            device = torch.device(value).type
+        elif isinstance(value, torch.memory_format):
+            if value is not torch.preserve_format:
+                return "other", None
+        elif isinstance(value, torch.Tensor) or type(value) is int:
+            return "other", None
+    return device, dtype

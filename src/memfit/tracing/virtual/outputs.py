@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from memfit.tracing.calls import Call
+from memfit.tracing.calls import Call, TensorSpec
 from memfit.tracing.shapes import Fresh, Outputs
 
 
@@ -81,9 +81,61 @@ def _as_fp32(leaf: Any) -> Any:
     return Fresh(leaf.size, leaf.stride, torch.float32, 2 * leaf.num_bytes)
 
 
+def _is_channels_last(spec: TensorSpec) -> bool:
+    """``suggest_memory_format`` of an image or a volume: channels vary fastest."""
+    return (
+        len(spec.shape) in (4, 5)
+        and not spec.is_contiguous
+        and list(spec.stride) == _channels_last(list(spec.shape))
+    )
+
+
+def _channels_last(size: list[int]) -> list[int]:
+    _, channels, *spatial = size
+    strides = [channels * math.prod(spatial[dim + 1 :]) for dim in range(len(spatial))]
+    return [channels * math.prod(spatial), 1, *strides]
+
+
+def _takes_channels_last(image: TensorSpec, weight: TensorSpec) -> bool:
+    """cudnn_conv_use_channels_last (native/ConvUtils.h): either operand decides for both."""
+    if torch.float64 in (image.dtype, weight.dtype) or len(image.shape) != len(weight.shape):
+        return False
+    return _is_channels_last(image) or _is_channels_last(weight)
+
+
+def _convolution(call: Call, leaves: list[Any]) -> list[Any]:
+    if not _takes_channels_last(call.args[0], call.args[1]):
+        return leaves
+    return [replace(leaf, stride=_channels_last(leaf.size)) for leaf in leaves]
+
+
+def _convolution_backward(call: Call, leaves: list[Any]) -> list[Any]:
+    """Gradients of image and weight have the format that the kernel ran in."""
+    if not _takes_channels_last(call.args[1], call.args[2]):
+        return leaves
+    return [
+        replace(leaf, stride=_channels_last(leaf.size))
+        if isinstance(leaf, Fresh) and len(leaf.size) > 1
+        else leaf
+        for leaf in leaves
+    ]
+
+
+def _group_norm(call: Call, leaves: list[Any]) -> list[Any]:
+    """Statistics have the weight's dtype in mixed precision (native/group_norm.cpp)."""
+    weight = call.argument(1)
+    if not isinstance(weight, TensorSpec):
+        return leaves
+    stats = [_row_major(leaf.size, weight.dtype) for leaf in leaves[1:]]
+    return [leaves[0], *stats]
+
+
 _CORRECTIONS: dict[str, Callable[[Call, list[Any]], list[Any]]] = {
     "aten::_scaled_dot_product_efficient_attention": _efficient_attention,
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient_attention_backward,
     "aten::_scaled_dot_product_cudnn_attention": _cudnn_attention,
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+    "aten::native_group_norm": _group_norm,
     "aten::native_layer_norm": _norm_statistics,
 }

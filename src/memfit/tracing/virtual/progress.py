@@ -80,19 +80,17 @@ class Progress:
         register_module_forward_hook(self._module_ran, always_call=True)
         register_optimizer_step_pre_hook(self._step_begins)
         register_optimizer_step_post_hook(self._step_ends)
-        engine = torch.autograd.graph._engine_run_backward
-        watched = self._watching(engine)
-        torch.autograd.graph._engine_run_backward = watched
-        torch.autograd._engine_run_backward = watched
-        make = Optimizer.__init__
+        autograd: Any = torch.autograd
+        watched = self._watching(autograd.graph._engine_run_backward)
+        autograd._engine_run_backward = autograd.graph._engine_run_backward = watched
+        optimizers: Any = Optimizer
+        make = optimizers.__init__
 
         def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
             self._counts.setdefault(optimizer, 0)
 
-        Optimizer.__init__ = made  # type: ignore[method-assign]
-        for name in ("to", "cuda"):
-            setattr(torch.Tensor, name, self._labelling(getattr(torch.Tensor, name)))
+        optimizers.__init__ = made
 
     # ------------------------------------------------------------------ where the script is
 
@@ -190,8 +188,7 @@ class Progress:
         else:
             self._outer = "optimizer"
             self._leave_open()
-        if count == 1:
-            self._use(pytree.tree_leaves(list(optimizer.state.values())), Use.OPTIMIZER_STATE)
+        self._use(pytree.tree_leaves(list(optimizer.state.values())), Use.OPTIMIZER_STATE)
 
     # ------------------------------------------------------------------ what its tensors are
 
@@ -205,17 +202,8 @@ class Progress:
             if is_virtual(tensor):
                 self._gpu.name_block(tensor, name)
 
-    def _labelling(self, move: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """What is copied from the host is an input, unless it turns out to be a parameter."""
-
-        def moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            there = move(tensor, *args, **kwargs)
-            if is_virtual(there) and not is_virtual(tensor):
-                self._gpu.use([there], Use.INPUT)
-            return there
-
-        return moved
-
     def _use(self, values: list[Any], use: Use) -> None:
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        # A DTensor's memory is its local tensor's.
+        local = [getattr(value, "_local_tensor", value) for value in values]
+        tensors = [value for value in local if isinstance(value, torch.Tensor)]
         self._gpu.use([tensor for tensor in tensors if is_virtual(tensor)], use)

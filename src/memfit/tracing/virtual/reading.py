@@ -13,7 +13,7 @@ from memfit.tracing.virtual.backend import NAME
 from memfit.tracing.virtual.dispatch import Dispatch
 from memfit.tracing.virtual.memory import is_virtual
 
-_Tensor = torch.Tensor
+_Tensor: Any = torch.Tensor
 _TYPES = {
     "FloatTensor": torch.float32,
     "DoubleTensor": torch.float64,
@@ -36,15 +36,11 @@ def install(gpu: Dispatch) -> None:
 
 
 def _install_values(gpu: Dispatch) -> None:
-    show, to_numpy, to_list = (
-        _Tensor.__repr__,
-        torch._C.TensorBase.numpy,
-        torch._C.TensorBase.tolist,
-    )
+    show, to_numpy, to_list = _Tensor.__repr__, _Tensor.numpy, _Tensor.tolist
 
     def represent(tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
         if not is_virtual(tensor):
-            return show(tensor, tensor_contents=tensor_contents)
+            return str(show(tensor, tensor_contents=tensor_contents))
         return _text(tensor, gpu.shadows.of(tensor))
 
     def numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -65,8 +61,8 @@ def _install_values(gpu: Dispatch) -> None:
         return to_list(torch.full(tensor.shape, tensor.dtype is not torch.bool, dtype=tensor.dtype))
 
     _Tensor.__repr__ = represent
-    _Tensor.numpy = numpy  # type: ignore[method-assign]
-    _Tensor.tolist = tolist  # type: ignore[method-assign]
+    _Tensor.numpy = numpy
+    _Tensor.tolist = tolist
 
 
 def _text(tensor: torch.Tensor, values: torch.Tensor | None) -> str:
@@ -84,10 +80,10 @@ def _text(tensor: torch.Tensor, values: torch.Tensor | None) -> str:
 
 def _install_types() -> None:
     kinds = {name: _TensorType(name, dtype) for name, dtype in _TYPES.items()}
-    for name, kind in kinds.items():
-        setattr(torch.cuda, name, kind)
-    by_text = {f"torch.cuda.{name}": kind for name, kind in kinds.items()}
-    get_type = torch._C.TensorBase.type
+    for name, tensor_type in kinds.items():
+        setattr(torch.cuda, name, tensor_type)
+    by_text = {f"torch.cuda.{name}": of_name for name, of_name in kinds.items()}
+    get_type = _Tensor.type
 
     def type_of(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if dtype is None:
@@ -110,7 +106,7 @@ def _install_types() -> None:
             torch.set_default_device("cpu")
             set_default(kind)
 
-    _Tensor.type = type_of  # type: ignore[assignment, method-assign]
+    _Tensor.type = type_of
     torch.set_default_tensor_type = set_default_tensor_type
 
 

@@ -1,8 +1,8 @@
 """LSTM, GRU and RNN on the virtual GPU: through cuDNN, as CUDA runs them.
 
-The composites ``lstm.input`` and its kin take the cuDNN branch (native/RNN.cpp: cudnn_is_acceptable)
-and call ``_cudnn_rnn`` (native/cudnn/RNN.cpp: _cudnn_impl).  Dtypes that cuDNN does not take, bf16
-among them, run PyTorch's own composite of cells.
+The composites ``lstm.input`` and its kin take the cuDNN branch (native/RNN.cpp) and call
+``_cudnn_rnn`` (native/cudnn/RNN.cpp, _cudnn_impl).  Dtypes that cuDNN does not take, bf16 among
+them, run PyTorch's own composite of cells.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch.backends.cudnn.rnn
 
 from memfit.tracing.hidden.cuda.kernels import Kernels
 from memfit.tracing.memory import storage_address
-from memfit.tracing.virtual.autocast import BELOW, KEY, is_eligible
+from memfit.tracing.virtual.autocast import BELOW, KEY
+from memfit.tracing.virtual.casts import is_eligible
 from memfit.tracing.virtual.dispatch import Dispatch
 from memfit.tracing.virtual.rnn_kernels import CudnnRnn, flat_weights
 from memfit.tracing.virtual.rnn_weights import GRU, LSTM, RELU, TANH, Net, flatten, views
@@ -23,8 +24,6 @@ _ACCEPTABLE = (torch.float16, torch.float32, torch.float64)
 """torch.backends.cudnn.CUDNN_TENSOR_DTYPES."""
 
 _MODES = {"rnn_relu": RELU, "rnn_tanh": TANH, "gru": GRU, "lstm": LSTM}
-
-_ABOVE = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradPrivateUse1)
 
 
 def register(gpu: Dispatch, kernels: Kernels) -> list[torch.library.Library]:
@@ -68,22 +67,9 @@ class _Nets:
         """The kernel of ``lstm.input`` and its kin."""
         composite = _overload(name)
 
-        def kernel(
-            x: torch.Tensor,
-            hx: Any,
-            params: list[torch.Tensor],
-            has_biases: bool,
-            num_layers: int,
-            dropout: float,
-            train: bool,
-            bidirectional: bool,
-            batch_first: bool,
-        ) -> Any:
+        def kernel(x: torch.Tensor, hx: Any, params: list[torch.Tensor], *layout: Any) -> Any:
             if not (_is_acceptable(x) and x.numel()):
-                return composite.decompose(
-                    x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-                )
-            layout = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+                return composite.decompose(x, hx, params, *layout)
             return self._run(mode, x, hx, params, layout, [])
 
         return kernel
@@ -97,18 +83,11 @@ class _Nets:
             batch_sizes: torch.Tensor,
             hx: Any,
             params: list[torch.Tensor],
-            has_biases: bool,
-            num_layers: int,
-            dropout: float,
-            train: bool,
-            bidirectional: bool,
+            *layout: Any,
         ) -> Any:
             if not (_is_acceptable(x) and x.numel()):
-                return composite.decompose(
-                    x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
-                )
-            layout = (has_biases, num_layers, dropout, train, bidirectional, False)
-            return self._run(mode, x, hx, params, layout, batch_sizes.tolist())
+                return composite.decompose(x, batch_sizes, hx, params, *layout)
+            return self._run(mode, x, hx, params, (*layout, False), batch_sizes.tolist())
 
         return kernel
 
@@ -118,9 +97,10 @@ class _Nets:
         x: torch.Tensor,
         hidden: Any,
         params: list[torch.Tensor],
-        layout: tuple[bool, int, float, bool, bool, bool],
+        layout: tuple[Any, ...],
         batch_sizes: list[int],
     ) -> Any:
+        """``layout``: as the op has it, from ``has_biases`` to ``batch_first``."""
         has_biases, num_layers, dropout, train, bidirectional, batch_first = layout
         hx, cx = hidden if mode == LSTM else (hidden, None)
         is_projected = cx is not None and cx.shape[2] != hx.shape[2]

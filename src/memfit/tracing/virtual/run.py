@@ -30,6 +30,7 @@ from memfit.tracing.virtual import (
     composites,
     kernels,
     rnn,
+    shape_rules,
     special,
 )
 from memfit.tracing.virtual.child import in_child
@@ -116,7 +117,9 @@ def start(
     import torch._dynamo  # noqa: F401  # it checks torch's functions when imported: before we do
 
     device = backend.register()
-    allocator = CachingAllocator(version=version, settings=settings, addresses=addresses)
+    allocator = CachingAllocator(
+        version=version, settings=settings, addresses=addresses, total_bytes=card.total_bytes
+    )
     on_card = kernels_for(card, version)
     gpu = Dispatch(device, Ledger(allocator), modules, on_card, special.HANDLERS)
     gpu.libraries = [
@@ -125,6 +128,7 @@ def start(
         *attention.register(gpu, on_card),
         *composites.register(version),
         *rnn.register(gpu, on_card),
+        *shape_rules.register(),
     ]
     Face(gpu).install()
     answers.install(gpu, card)
@@ -143,6 +147,8 @@ def _facts(gpu: Dispatch, version: TorchVersion) -> dict[str, str]:
     transformers = sys.modules.get("transformers")
     if transformers is not None:
         facts["transformers"] = transformers.__version__
+    if gpu.unknown_scratch:
+        facts["scratch unknown"] = f"{', '.join(sorted(gpu.unknown_scratch))} (counted as none)"
     reads = gpu.shadows.unknown_reads
     if reads:
         lines = ", ".join(sorted(reads))

@@ -12,7 +12,8 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +95,19 @@ def trace_script_here(
 ) -> Traced:
     """:func:`trace_script` in this process, which is spent afterwards."""
     gc.disable()  # as in a trace of a job: when garbage in cycles goes is chance
-    os.dup2(2, 1)
+    _print_to_stderr()
     modules = ModulePaths()
     gpu = start(card, version, settings or Settings(), addresses, modules)
     ends: list[Traced] = []
+    settings_before = _settings_of(os.environ)
 
     def end(progress: Progress) -> None:
         if not ends:
             progress.finish()
             if not gpu.ledger.blocks:
                 gpu.facts["no GPU"] = f"{path.name} put nothing on the GPU"
+            if _settings_of(os.environ) != settings_before:
+                gpu.facts["PYTORCH_ALLOC_CONF"] = _settings_of(os.environ)
             if not progress.steps_done:
                 gpu.facts["no steps"] = f"{path.name} took no optimizer step"
             ends.append(outcome(gpu, card, version, progress.steps_done))
@@ -135,6 +139,26 @@ def trace_script_here(
     return ends[0]
 
 
+def _print_to_stderr() -> None:
+    """What the script prints, and what its processes print, is not the command's answer."""
+    os.dup2(2, 1)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+
+
+def _warn_as_python_does() -> None:
+    """The filters that an interpreter starts with: those of this process are not the script's."""
+    warnings.resetwarnings()
+    for quiet in (ResourceWarning, ImportWarning, PendingDeprecationWarning, DeprecationWarning):
+        warnings.simplefilter("ignore", quiet)
+    warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
+
+
+def _settings_of(environment: Mapping[str, str]) -> str:
+    """The allocator's settings, which a script may set for itself before CUDA starts."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return next((environment[name] for name in names if name in environment), "")
+
+
 def _run_as_main(path: Path, arguments: Sequence[str]) -> None:
     """As ``python path arguments``: its folder first in ``sys.path``, its module ``__main__``."""
     file = str(path.absolute())
@@ -144,6 +168,7 @@ def _run_as_main(path: Path, arguments: Sequence[str]) -> None:
     sys.modules["__main__"] = main
     sys.argv = [str(path), *arguments]
     sys.path[0:1] = [str(path.resolve().parent)]
+    _warn_as_python_does()
     code = compile(path.read_bytes(), file, "exec")
     exec(code, main.__dict__)
 

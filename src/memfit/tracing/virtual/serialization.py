@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from memfit.tracing.virtual.child import before_leaving
 from memfit.tracing.virtual.dispatch import Dispatch
 from memfit.tracing.virtual.host import HostMemory
 from memfit.tracing.virtual.memory import is_virtual
@@ -44,14 +45,9 @@ class _Loading:
         if isinstance(wanted, dict):
             wanted = wanted.get("cuda:0", "cuda:0")
         if callable(wanted):
-            # A function of (storage, location) that leaves the storage alone leaves it on the host.
-            storage = torch.UntypedStorage(0)
-            moved = wanted(storage, "cuda:0")
-            return moved is None or id(moved) in self._marked(moved)
+            moved = wanted(torch.UntypedStorage(1), "cuda:0")
+            return moved is None or moved.data_ptr() in self.to_gpu
         return wanted is None or torch.device(wanted).type == "cuda"
-
-    def _marked(self, storage: Any) -> set[int]:
-        return {id(storage)} if storage.data_ptr() in self.to_gpu else set()
 
 
 class _Saved:
@@ -89,7 +85,7 @@ def rebuild(
     elif values is not None:
         tensor = values
     else:
-        tensor = _Saved.host.zeros_like(like)
+        tensor = _Saved.host.unknown_like(like)
     return tensor.requires_grad_(requires_grad)
 
 
@@ -97,15 +93,17 @@ def install(gpu: Dispatch, host: HostMemory) -> None:
     """Replaces what pickles, saves and loads."""
     _Saved.gpu, _Saved.host = gpu, host
     torch.serialization.add_safe_globals([rebuild])
-    files = gpu.files = SavedFiles()
+    files = SavedFiles()
     files.install()
+    before_leaving(files.close)
     _install_pickling()
     _install_torch(files)
     _install_safetensors(files)
 
 
 def _install_pickling() -> None:
-    reduce = torch.Tensor._reduce_ex_internal
+    tensors: Any = torch.Tensor
+    reduce = tensors._reduce_ex_internal
     gpu, host = _Saved.gpu, _Saved.host
 
     def described(tensor: torch.Tensor, protocol: int) -> Any:
@@ -126,10 +124,11 @@ def _install_pickling() -> None:
             gpu.shadows.of(tensor) if on_gpu else None,
         )
 
-    torch.Tensor._reduce_ex_internal = described  # type: ignore[method-assign]
+    tensors._reduce_ex_internal = described
 
 
 def _install_torch(files: SavedFiles) -> None:
+    package: Any = torch
     write, read = torch.save, torch.load
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -142,8 +141,8 @@ def _install_torch(files: SavedFiles) -> None:
         finally:
             _Saved.loading = outer
 
-    torch.save = torch.serialization.save = save
-    torch.load = torch.serialization.load = load
+    package.save = package.serialization.save = save
+    package.load = package.serialization.load = load
 
     def restore(storage: Any, location: str) -> Any:
         """Marks a storage that is loaded as one of the GPU's; its tensors are made there."""
@@ -152,9 +151,11 @@ def _install_torch(files: SavedFiles) -> None:
         _Saved.loading.to_gpu[storage.data_ptr()] = storage
         return storage
 
-    torch.serialization.register_package(_FIRST, lambda storage: None, restore)
-    torch.UntypedStorage.cuda = lambda storage, *device, **how: restore(storage, "cuda") or storage
-    make = torch._utils._rebuild_tensor
+    package.serialization.register_package(_FIRST, lambda storage: None, restore)
+    package.UntypedStorage.cuda = lambda storage, *device, **how: (
+        restore(storage, "cuda") or storage
+    )
+    make = package._utils._rebuild_tensor
 
     def rebuild_loaded(storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
         tensor: torch.Tensor = make(storage, offset, size, stride)
@@ -171,7 +172,7 @@ def _install_torch(files: SavedFiles) -> None:
                 known.copy_(tensor)
         return view_of(base, offset, size, stride, tensor.dtype)
 
-    torch._utils._rebuild_tensor = rebuild_loaded
+    package._utils._rebuild_tensor = rebuild_loaded
 
 
 def _install_safetensors(files: SavedFiles) -> None:

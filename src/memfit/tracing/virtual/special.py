@@ -42,6 +42,7 @@ def _copy(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
         else:
             target.fill_(1 if target.dtype.is_floating_point else 0)
         return target
+    gpu.name_made([target], "aten::copy_")
     if not is_virtual(source) and source.dim() > 0:
         gpu.use([target], Use.INPUT)  # until the tracer learns that it is a parameter
     if known is not None:

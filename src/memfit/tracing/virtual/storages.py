@@ -14,9 +14,9 @@ from memfit.tracing.memory import storage_address
 from memfit.tracing.virtual.dispatch import CPU_KEYS, Dispatch
 from memfit.tracing.virtual.memory import extent_bytes, is_virtual
 
-_Storage = torch.UntypedStorage
+_Storage: Any = torch.UntypedStorage
 _CUDA = torch.device("cuda", 0)
-_device_of = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
+_device_of = _Storage.device.__get__
 
 
 def is_virtual_storage(storage: torch.UntypedStorage) -> bool:
@@ -25,7 +25,7 @@ def is_virtual_storage(storage: torch.UntypedStorage) -> bool:
 
 
 def whole_like(gpu: Dispatch, tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
-    """A view like ``tensor`` of a copy of its whole storage, which the memo keeps for the others."""
+    """A view like ``tensor`` of a copy of its storage, which the memo keeps for other views."""
     address = storage_address(tensor)
     key = ("storage of the virtual GPU", address)
     num_bytes = gpu.storage_bytes(tensor)
@@ -36,7 +36,7 @@ def whole_like(gpu: Dispatch, tensor: torch.Tensor, memo: dict[Any, Any]) -> tor
         values = gpu.shadows.give(base, num_bytes) if base.shape == tensor.shape else None
         if known is not None and values is not None:
             values.copy_(known)
-    return view_of(base, tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.dtype)
+    return view_of(base, int(tensor.storage_offset()), tensor.size(), tensor.stride(), tensor.dtype)
 
 
 def view_or_bytes(gpu: Dispatch, like: torch.Tensor, num_bytes: int) -> torch.Tensor:
@@ -103,11 +103,13 @@ def install(gpu: Dispatch) -> None:
     }
     for name, value in patched.items():
         setattr(_Storage, name, value)
-    copy_tensor = torch.Tensor.__deepcopy__
+    tensors: Any = torch.Tensor
+    copy_tensor = tensors.__deepcopy__
 
     def deepcopy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
         if not is_virtual(tensor) or not tensor.is_leaf or type(tensor) is not torch.Tensor:
-            return copy_tensor(tensor, memo)
+            twin: torch.Tensor = copy_tensor(tensor, memo)
+            return twin
         if id(tensor) not in memo:
             with torch.no_grad():
                 twin = whole_like(gpu, tensor, memo)
@@ -120,4 +122,4 @@ def install(gpu: Dispatch) -> None:
         made: torch.Tensor = memo[id(tensor)]
         return made
 
-    torch.Tensor.__deepcopy__ = deepcopy  # type: ignore[method-assign]
+    tensors.__deepcopy__ = deepcopy

@@ -116,12 +116,16 @@ class Stream:
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
     def __enter__(self) -> Stream:
-        self._before = torch.cuda.current_stream()
-        torch.cuda.set_stream(self)
+        self._before: Any = torch.cuda.current_stream()
+        _select(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        torch.cuda.set_stream(self._before)
+        _select(self._before)
+
+
+def _select(stream: Any) -> None:
+    torch.cuda.set_stream(stream)
 
 
 def install(gpu: Dispatch) -> None:
@@ -137,17 +141,20 @@ def install(gpu: Dispatch) -> None:
         # Whether the other stream is done when the tensor is freed only a clock could tell.
         gpu.facts["record_stream"] = "tensors used by another stream are freed without waiting"
 
+    module: Any
     for module in (torch.cuda, torch.cuda.streams):
         module.Stream = module.ExternalStream = Stream
         module.Event = Event
-    torch._C._cuda_getCurrentStream = current
-    torch._C._cuda_getDefaultStream = lambda device_index: (0, 0, CUDA_DEVICE_TYPE)
-    torch._C._cuda_getStreamFromExternal = lambda pointer, device_index: (
+    driver: Any = torch._C
+    tensors: Any = torch.Tensor
+    driver._cuda_getCurrentStream = current
+    driver._cuda_getDefaultStream = lambda device_index: (0, 0, CUDA_DEVICE_TYPE)
+    driver._cuda_getStreamFromExternal = lambda pointer, device_index: (
         pointer,
         0,
         CUDA_DEVICE_TYPE,
     )
-    torch._C._cuda_setStream = select
-    torch._C._accelerator_getStream = lambda device_index: Stream(stream_id=gpu.stream)
-    torch._C._accelerator_setStream = lambda stream: select(stream.stream_id, 0, CUDA_DEVICE_TYPE)
-    torch.Tensor.record_stream = record
+    driver._cuda_setStream = select
+    driver._accelerator_getStream = lambda device_index: Stream(stream_id=gpu.stream)
+    driver._accelerator_setStream = lambda stream: select(stream.stream_id, 0, CUDA_DEVICE_TYPE)
+    tensors.record_stream = record

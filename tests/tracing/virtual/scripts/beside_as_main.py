@@ -1,0 +1,3 @@
+"""A module beside a script."""
+
+NAME = "found"

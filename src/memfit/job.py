@@ -28,7 +28,8 @@ class Job:
     """
 
     model: Callable[[], nn.Module]
-    """Builds the model, freshly initialised, in fp32, on the default device."""
+    """Builds the model, freshly initialised, in the default dtype (fp32 unless a recipe says
+    otherwise), on the default device."""
 
     batch: Callable[[int, int], Any]
     """``(batch_size, seq_len)`` -> anything the loss takes: a tensor, or a tuple, list or dict of

@@ -31,7 +31,7 @@ def test_a_changed_copy_leaves_the_first_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"precision": "fp8"}, "precision is 'fp8': choose fp32 or bf16"),
+        ({"precision": "fp8"}, "precision is 'fp8': choose one of fp32, bf16, bf16-pure"),
         ({"optimizer": "adam"}, "optimizer is 'adam': choose adamw or sgd"),
         ({"batch_size": 0}, "batch_size is 0: it must be a whole number, at least 1"),
         ({"batch_size": 2.0}, r"batch_size is 2\.0: it must be a whole number"),

@@ -17,15 +17,35 @@ from memfit.errors import BadInput, DamagedFile
 from memfit.records.device import Device
 from memfit.records.plan import Plan, Rejected
 from memfit.records.recipe import Recipe
-from memfit.records.replay import Replay
+from memfit.records.replay import Replay, Segment, SegmentBlock
 from memfit.records.runlog import RunLog, StepRecord
-from memfit.records.timeline import CATEGORIES, ORIGINS, PHASES, Timeline
+from memfit.records.timeline import ACTIONS, CATEGORIES, ORIGINS, PHASES, Action, Timeline
 
 text = st.text(max_size=12)
 facts = st.dictionaries(text, text, max_size=3)
 sizes = st.integers(0, 1 << 40)
 positive_sizes = st.integers(1, 1 << 40)
 finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def actions(num_events: int) -> st.SearchStrategy[Action]:
+    return st.builds(Action, st.integers(0, num_events), st.sampled_from(ACTIONS))
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> Segment:
+    blocks: list[SegmentBlock] = []
+    for size, number in draw(st.lists(st.tuples(st.integers(1, 9), st.integers(-1, 5)))):
+        end = blocks[-1].offset + blocks[-1].num_bytes if blocks else 0
+        blocks.append(SegmentBlock(offset=end, num_bytes=size, requested_bytes=size, block=number))
+    return Segment(
+        address=draw(sizes),
+        num_bytes=sum(block.num_bytes for block in blocks),
+        stream=draw(st.integers(0, 9)),
+        is_small=draw(st.booleans()),
+        is_expandable=draw(st.booleans()),
+        blocks=tuple(blocks),
+    )
 
 
 @st.composite
@@ -57,6 +77,8 @@ def timelines(draw: st.DrawFn) -> Timeline:
         ops=column(0, len(names) - 1, num_blocks, "int32"),
         modules=column(0, len(names) - 1, num_blocks, "int32"),
         tensors=column(0, len(names) - 1, num_blocks, "int32"),
+        streams=column(0, 1 << 20, num_blocks, "int32"),
+        actions=tuple(sorted(draw(st.lists(actions(len(events)), max_size=3)))),
         names=names,
         facts=draw(facts),
     )
@@ -67,7 +89,14 @@ def replays(draw: st.DrawFn) -> Replay:
     rows = draw(st.lists(st.tuples(sizes, sizes, sizes), max_size=20))
     curves = np.array([sorted(row) for row in rows], dtype="int64").reshape(-1, 3)
     return Replay(
-        allocator=draw(text), requested=curves[:, 0], allocated=curves[:, 1], reserved=curves[:, 2]
+        allocator=draw(text),
+        requested=curves[:, 0],
+        allocated=curves[:, 1],
+        reserved=curves[:, 2],
+        block_bytes=np.array(draw(st.lists(sizes, max_size=5)), dtype="int64"),
+        segments=tuple(draw(st.lists(segments(), max_size=3))),
+        out_of_memory_event=draw(st.integers(-1, len(rows) - 1)),
+        num_alloc_retries=draw(st.integers(0, 9)),
     )
 
 
@@ -268,14 +297,16 @@ def test_a_file_from_a_newer_memfit_says_so_and_what_to_do(
     record, strategy = RECORDS[kind]
     data.draw(strategy).save(path, force=True)
     first, *rest = path.read_text().splitlines()
-    path.write_text("\n".join([json.dumps(json.loads(first) | {"version": 2}), *rest]))
+    written = json.loads(first)
+    now = written["version"]
+    path.write_text("\n".join([json.dumps(written | {"version": now + 1}), *rest]))
 
     with pytest.raises(DamagedFile) as refused:
         record.load(path)
 
     assert str(refused.value) == (
-        f"{path} was written by a newer memfit ({kind} version 2; this one reads up to 1): "
-        "upgrade memfit"
+        f"{path} was written by a newer memfit ({kind} version {now + 1}; this one reads up to "
+        f"{now}): upgrade memfit"
     )
 
 

@@ -1,5 +1,6 @@
 """What a Timeline says about memory, and which columns it refuses."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.errors import DamagedFile
-from memfit.records.timeline import CATEGORIES, ORIGINS, PHASES, Timeline
+from memfit.records.timeline import CATEGORIES, ORIGINS, PHASES, Action, Timeline
 
 PARAMETERS, GRADIENTS = CATEGORIES.index("parameters"), CATEGORIES.index("gradients")
 INIT, FORWARD, BACKWARD = (PHASES.index(name) for name in ("init", "forward", "backward"))
@@ -196,3 +197,46 @@ def test_100_000_events_come_back_as_they_were(tmp_path: Path) -> None:
 
     assert Timeline.load(path) == large
     assert path.stat().st_size < 2**20
+
+
+def test_streams_that_are_not_given_are_the_default_one() -> None:
+    assert timeline([1, 2], [8, 8]).streams.tolist() == [0, 0]
+    assert timeline([1, 2], [8, 8], streams=np.array([0, 3], dtype="int32")).streams[1] == 3
+
+
+def test_actions_lie_between_events_in_order() -> None:
+    actions = [(0, "empty_cache"), (1, "synchronize"), (1, "reset_peak")]
+    assert timeline([1], [8], actions=actions).actions[2] == Action(1, "reset_peak")
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([(0, "rest")], "an action is none of empty_cache, reset_peak, synchronize"),
+        ([(1, "empty_cache"), (0, "empty_cache")], "not in the order of their events"),
+        ([(2, "empty_cache")], "outside the 1 events"),
+        ([(-1, "empty_cache")], "outside the 1 events"),
+    ],
+)
+def test_an_action_that_cannot_be_is_refused(actions: list[tuple[int, str]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        timeline([1], [8], actions=actions)
+
+
+def test_a_file_of_version_1_has_the_default_stream_and_no_actions(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    wanted = timeline([1, 2, -1], [8, 9])
+    wanted.save(path)
+    document = json.loads(path.read_text())
+    del document["actions"], document["columns"]["streams"]
+    path.write_text(json.dumps({**document, "version": 1}))
+    assert Timeline.load(path) == wanted
+
+
+def test_an_action_in_a_file_that_is_no_pair_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    timeline([1], [8]).save(path)
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "actions": [["0", "empty_cache"]]}))
+    with pytest.raises(DamagedFile, match=r"an action is \('0', 'empty_cache'\)"):
+        Timeline.load(path)

@@ -110,6 +110,22 @@ def test_only_matrices_decay_and_only_what_is_trained_is_optimized():
     assert len(vectors["params"]) == 4
 
 
+def test_bf16_pure_has_parameters_inputs_and_optimizer_state_in_bf16():
+    seen = []
+
+    def loss(model, batch):
+        seen.append((batch["x"].dtype, batch["y"].dtype))
+        return mean_loss(model, batch)
+
+    model, optimizer, step = apply(job_with(loss), Recipe(precision="bf16-pure", batch_size=4))
+    step(batch_of(4))
+    assert seen == [(torch.bfloat16, torch.int64)]
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    states = [s for state in optimizer.state.values() for n, s in state.items() if n != "step"]
+    assert {state.dtype for state in states} == {torch.bfloat16}
+    assert torch.get_default_dtype() is torch.float32
+
+
 def test_a_learning_rate_set_from_outside_is_the_next_steps():
     model, optimizer, step = apply(job_with(), Recipe(batch_size=2))
     before = weights(model)

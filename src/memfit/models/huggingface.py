@@ -255,7 +255,7 @@ def _build(auto_class: str, config: Any, name: str) -> nn.Module:
     with _blaming(name), _sealed():
         # A copy, as building writes into the configuration.
         model: nn.Module = getattr(transformers, auto_class).from_config(
-            copy.deepcopy(config), dtype=torch.float32
+            copy.deepcopy(config), dtype=torch.get_default_dtype()
         )
         return model
 

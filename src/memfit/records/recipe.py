@@ -17,7 +17,7 @@ from memfit.records.plain import from_plain
 
 KIND, VERSION = "recipe", 1
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "bf16-pure")
 OPTIMIZERS = ("adamw", "sgd")
 _CHECKPOINTING = re.compile(r"none|full|every:([1-9]\d*)")
 
@@ -31,7 +31,7 @@ class Recipe:
     """
 
     precision: str = "fp32"
-    """fp32, or bf16: autocast to bfloat16 over fp32 parameters."""
+    """fp32; bf16: autocast to bfloat16 over fp32 parameters; bf16-pure: all in bfloat16."""
 
     batch_size: int = 1
     """Samples of a micro-batch: what one forward pass sees."""
@@ -56,7 +56,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
-            raise BadInput(f"precision is {self.precision!r}: choose {' or '.join(PRECISIONS)}")
+            raise BadInput(f"precision is {self.precision!r}: choose one of {', '.join(PRECISIONS)}")
         if self.optimizer not in OPTIMIZERS:
             raise BadInput(f"optimizer is {self.optimizer!r}: choose {' or '.join(OPTIMIZERS)}")
         for name in ("batch_size", "accumulate"):

@@ -43,11 +43,17 @@ def micro_batches(batch: Any, batch_size: int) -> Iterator[tuple[Any, int]]:
             yield pytree.tree_map(lambda leaf: _slice(leaf, start, count), batch), count  # noqa: B023
 
 
-def on_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on ``device``; those that are there already stay as they are."""
-    return pytree.tree_map_only(
-        torch.Tensor, lambda leaf: leaf.to(device, non_blocking=True), batch
-    )
+def on_device(batch: Any, device: torch.device, floating: torch.dtype | None = None) -> Any:
+    """The batch with its tensors on ``device``; those that are there already stay as they are.
+
+    ``floating`` is the dtype that floating tensors are cast to; None leaves them alone.
+    """
+
+    def moved(leaf: torch.Tensor) -> torch.Tensor:
+        dtype = floating if leaf.is_floating_point() else None
+        return leaf.to(device, dtype=dtype, non_blocking=True)
+
+    return pytree.tree_map_only(torch.Tensor, moved, batch)
 
 
 def _is_sampled(leaf: Any) -> bool:

@@ -19,7 +19,7 @@ from memfit.records.recipe import Recipe
 from memfit.techniques.accumulation import micro_batches, num_samples, on_device
 from memfit.techniques.checkpointing import checkpoint_blocks
 from memfit.techniques.optimizer import build_optimizer
-from memfit.techniques.precision import forward_context
+from memfit.techniques.precision import building_context, forward_context, input_dtype
 
 
 class Applied(NamedTuple):
@@ -71,7 +71,7 @@ def apply(
         BadInput: the recipe cannot be applied to this model.
     """
     # On the device from the start: the host need not hold the model as well.
-    with torch.device(device):
+    with torch.device(device), building_context(recipe):
         model = job.model()
     model.to(device)
     model.train()
@@ -131,7 +131,7 @@ class Step:
         try:
             with torch.no_grad():
                 for part, count in micro_batches(batch, self.recipe.batch_size):
-                    micro = on_device(part, self._device)
+                    micro = on_device(part, self._device, input_dtype(self.recipe))
                     loss, targets = self._forward(micro)
                     loss_sum += loss.item() if targets is not None else loss.item() * count
                     num_targets += count if targets is None else targets
@@ -149,7 +149,7 @@ class Step:
         total = num_samples(batch)
         for part, count in micro_batches(batch, self.recipe.batch_size):
             self.on_phase("forward")
-            micro = on_device(part, self._device)
+            micro = on_device(part, self._device, input_dtype(self.recipe))
             loss, targets = self._forward(micro)
             if targets is None:
                 is_mean, targets = True, count

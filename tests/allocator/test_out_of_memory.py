@@ -52,12 +52,12 @@ def test_the_error_carries_the_state_at_that_moment() -> None:
     with pytest.raises(OutOfMemory) as caught:
         gpu.malloc(41 * MiB + 5)
     error = caught.value
-    assert (error.requested_bytes, error.segment_bytes) == (41 * MiB + 512, 42 * MiB)
+    assert (error.requested_bytes, error.segment_bytes) == (41 * MiB + 5, 42 * MiB)
     assert (error.capacity_bytes, error.free_bytes) == (100 * MiB, 40 * MiB)
     assert error.stats["num_ooms"] == 1 and error.stats["num_alloc_retries"] == 1
     assert error.segments == gpu.segments() and held(gpu) == [60]
     assert str(error) == (
-        "CUDA out of memory: tried to allocate 42.0 MiB for a request of 42,992,128 bytes; of a "
+        "CUDA out of memory: tried to allocate 42.0 MiB for a request of 42,991,621 bytes; of a "
         "room of 100.0 MiB 40.0 MiB is free; 60.0 MiB is allocated by PyTorch, and 0 B is "
         "reserved by PyTorch but unallocated"
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import combinations
 
 import pytest
 from recorded import SNAPSHOTS, Did, play, told
 
+from memfit.allocator.addresses import addresses
 from memfit.allocator.version import TorchVersion
 from memfit.profiler.snapshot import Recording, load_recording
 
@@ -105,3 +107,23 @@ def test_a_full_card_makes_the_allocator_give_memory_back_by_itself_where_the_re
         played = play(recorded, V2_6, capacity_bytes=room)
         assert played.diary == told(recorded)
         assert played.allocator.stats()["num_alloc_retries"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "share"),
+    [
+        ("course-a-27b-ctx128-first-step", "descending", 0.9999),
+        ("linear-fwd-bwd", "descending", 1.0),
+        ("cross-entropy-vanilla", "descending", 1.0),
+        ("course-b-train-t100", "ascending", 0.99),
+    ],
+)
+def test_segments_lie_in_the_order_of_the_policy(name: str, policy: str, share: float) -> None:
+    places = addresses(policy)
+    pairs = [
+        (event.address, places.take(event.num_bytes))
+        for event in recording(name).events
+        if event.action == "segment_alloc"
+    ]
+    alike = [(a < b) == (x < y) for (a, x), (b, y) in combinations(pairs, 2)]
+    assert sum(alike) / len(alike) >= share - 1e-4

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timelines import Script
 
-from memfit.allocator.replay import replay_on_cuda
+from memfit.allocator.caching import CachingAllocator
+from memfit.allocator.replay import Run, replay_on_cuda
 from memfit.allocator.settings import Settings
 from memfit.allocator.version import NEWEST, TorchVersion
 from memfit.records.replay import Segment, SegmentBlock
@@ -107,3 +108,35 @@ def test_replaying_twice_gives_the_same_and_requested_is_the_timelines_curve(
     replay = replay_on_cuda(timeline, version=V2_11)
     assert replay == replay_on_cuda(timeline, version=V2_11)
     assert replay.requested.tolist() == timeline.curve().tolist()
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40 * MiB), st.integers(0, 3)), max_size=30),
+    st.booleans(),
+    st.integers(0, 60),
+)
+def test_the_layout_after_any_event_is_the_allocators_own(
+    blocks: list[tuple[int, int]], is_expandable: bool, event: int
+) -> None:
+    script = Script()
+    live: list[str] = []
+    for number, (size, fate) in enumerate(blocks):
+        live.append(str(number))
+        script.take(live[-1], size, stream=fate % 2)
+        if fate > 1:
+            script.give(live.pop(size % len(live)))
+        if size % 7 == 0:
+            script.act("empty_cache")
+    timeline = script.take("last", 1).timeline()
+    end = min(event + 1, len(timeline.events))
+
+    def run() -> Run:
+        chosen = Settings(expandable_segments=is_expandable)
+        return Run(timeline, CachingAllocator(version=V2_11, settings=chosen))
+
+    whole, part = run(), run()
+    whole.play(len(timeline.events))
+    part.play(end)
+    for number, block in part.blocks.items():
+        block.number = number
+    assert whole.layout_after(end - 1) == part.allocator.segments()

@@ -71,6 +71,18 @@ def test_actions_inside_a_step_are_repeated_with_it_and_others_keep_their_places
     assert Action(len(longer.events), "empty_cache") == longer.actions[-1]
 
 
+@pytest.mark.parametrize("version", [V2_11, NEWEST])
+def test_steps_that_empty_the_cache_become_steady_although_segments_move(
+    version: TorchVersion,
+) -> None:
+    script = Script().at("init", 0).take("weights", 3 * MiB)
+    for step in (1, 2, 3):
+        script.at("forward", step).take("x", 30 * MiB).take("y", 40 * MiB)
+        script.at("optimizer", step).give("x").give("y").act("empty_cache").take("z", 5).give("z")
+    longer, steady = repeat_until_steady(script.timeline(), version=version)
+    assert steady and steps_of(longer) == [1, 2, 3, 4]
+
+
 def test_steps_that_ask_for_different_sizes_are_not_repeated() -> None:
     script = training(2).at("forward", 3).take("other", 5).give("other").give("state 2")
     timeline = script.timeline()

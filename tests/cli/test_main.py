@@ -56,7 +56,6 @@ def test_an_option_of_the_recipe_is_explained_by_the_recipes_own_words(verb, fie
         (["predict", "missing/config.json"], "missing/config.json"),
         (["predict", "missing.py:job"], "there is no file missing.py"),
         (["predict", TARGET, "--gpu", "rtx-4091"], "no GPU is called 'rtx-4091' (nearest: rtx-40"),
-        (["predict", TARGET, "--gpu", "rtx-4090"], "this version predicts CPU runs only"),
         (["predict", TARGET, "--seq-len", "9999"], "cannot take a sequence of 9999 tokens"),
         (["predict", "x" * 5000], "File name too long"),
         (["gpus", "rtx-4091"], "no GPU is called"),

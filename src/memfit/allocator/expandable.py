@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 
 from memfit.allocator.blocks import FREE, UNMAPPED, Block, Pool
 from memfit.allocator.rounding import SMALL_SEGMENT_BYTES
-from memfit.allocator.segments import Segments
+from memfit.allocator.segments import Change, Segments
 
 _RANGE_BYTES = 1 << 40
 """Stands for the card's memory where it is not known: addresses are free, so 1 TiB will do."""
@@ -62,7 +62,8 @@ class Expandable:
         if after:
             pool.insert(self._split_off(block, end - start))
         block.state = UNMAPPED
-        self._segments.subtract(pool, end - start, num_segments=0)
+        change = Change(start, start - end, block.stream, pool.is_small, True)
+        self._segments.subtract(pool, end - start, change)
         block = self._merge_unmapped(block)
         if block.prev is None and block.next is None:
             del self._segments.heads[block.address]
@@ -168,7 +169,8 @@ class Expandable:
             rest = self._split_off(block, num_bytes)
             entries.insert(index, (rest.address, rest))
         block.state = FREE
-        self._segments.add(pool, num_bytes, num_segments=0)
+        change = Change(block.address, num_bytes, block.stream, pool.is_small, True)
+        self._segments.add(pool, num_bytes, change)
         block = self._merge_free(block)
         pool.insert(block)
         return block

@@ -25,6 +25,8 @@ class OutOfMemory(MemfitError):
         segments: tuple[Segment, ...],
     ) -> None:
         self.requested_bytes = requested_bytes
+        """What was asked for."""
+
         self.segment_bytes = segment_bytes
         """What the driver was asked for."""
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
+
 import numpy as np
 
 from memfit.allocator.blocks import Block
 from memfit.allocator.caching import CachingAllocator
-from memfit.allocator.out_of_memory import OutOfMemory
+from memfit.allocator.heap import NoRoom
+from memfit.allocator.layout import Held, Layout
 from memfit.allocator.settings import Settings
 from memfit.allocator.version import TorchVersion
 from memfit.records.replay import Replay
 from memfit.records.segments import Segment
 from memfit.records.timeline import Timeline
+
+_STRETCH = 100_000
+"""Events played at a time: what they leave in the statistics' journal is summed up between."""
 
 
 def replay_on_cuda(
@@ -32,30 +39,26 @@ def replay_on_cuda(
         total_bytes: the device's memory, for ``per_process_memory_fraction``.
     """
 
-    def run(num_events: int) -> Run:
-        allocator = CachingAllocator(
-            version=version,
-            settings=settings,
-            capacity_bytes=capacity_bytes,
-            addresses=addresses,
-            total_bytes=total_bytes,
-        )
-        run = Run(timeline, allocator)
-        run.play(num_events)
-        return run
-
-    whole = run(len(timeline.events))
-    requested, allocated, reserved = whole.curves()
+    allocator = CachingAllocator(
+        version=version,
+        settings=settings,
+        capacity_bytes=capacity_bytes,
+        addresses=addresses,
+        total_bytes=total_bytes,
+    )
+    run = Run(timeline, allocator)
+    run.play(len(timeline.events))
+    requested, allocated, reserved = run.curves()
     peak = int(np.argmax(allocated)) if len(allocated) else -1
     return Replay(
         allocator=f"cuda {version}",
         requested=requested,
         allocated=allocated,
         reserved=reserved,
-        block_bytes=np.array(whole.block_bytes, dtype=np.int64),
-        segments=run(peak + 1).segments(),
-        out_of_memory_event=whole.out_of_memory_event,
-        num_alloc_retries=whole.allocator.num_alloc_retries,
+        block_bytes=np.array(run.block_bytes, dtype=np.int64),
+        segments=run.layout_after(peak),
+        out_of_memory_event=run.out_of_memory_event,
+        num_alloc_retries=allocator.num_alloc_retries,
     )
 
 
@@ -66,6 +69,13 @@ class Run:
         self.allocator = allocator
         self.out_of_memory_event = -1
         self.block_bytes = [0] * len(timeline.num_bytes)
+        self._timeline = timeline
+        self._places = [0] * len(timeline.num_bytes)
+        """The address of each block."""
+
+        self._marks = [(-1, 0)]
+        """(event, changes of segments up to and including it), where there were any."""
+
         self.blocks: dict[int, Block] = {}
         """Live blocks by their number in the Timeline; blocks of 0 bytes have none."""
 
@@ -86,7 +96,8 @@ class Run:
                 self._next_action += 1
                 self._act(name)
             else:
-                self._stretch(min(end, moment))
+                self._stretch(min(end, moment, self._next_event + _STRETCH))
+                self.allocator.heap.journal.sum_up_if_long()
         while (
             end == len(self._events)
             and self._actions[self._next_action][0] <= end
@@ -107,44 +118,56 @@ class Run:
         )
         return requested, allocated, reserved
 
-    def segments(self) -> tuple[Segment, ...]:
-        """The layout now, with the Timeline's numbers of blocks."""
-        for number, block in self.blocks.items():
-            block.number = number
-        return self.allocator.segments()
+    def layout_after(self, event: int) -> tuple[Segment, ...]:
+        """The segments and the blocks in use after ``event``, with the Timeline's numbers."""
+        layout = Layout()
+        _, num_changes = self._marks[bisect_right(self._marks, (event, sys.maxsize)) - 1]
+        for change in self.allocator.heap.held.changes[:num_changes]:
+            if change.num_bytes > 0:
+                layout.add(change.address, Held(*change[1:]))
+            else:
+                layout.remove(change.address, -change.num_bytes)
+        numbers: dict[int, int] = {}
+        for number in self._timeline.live_blocks(event).tolist():
+            if self.block_bytes[number]:
+                numbers[self._places[number]] = number
+                layout.used[self._places[number]] = self.block_bytes[number], self._sizes[number]
+        return layout.segments(numbers)
 
     def _stretch(self, end: int) -> None:
         """Events without an action between them."""
-        allocator, sizes, streams = self.allocator, self._sizes, self._streams
-        take, give, blocks, block_bytes = (
-            allocator.take,
-            allocator.give,
-            self.blocks,
-            self.block_bytes,
-        )
-        total = allocator.total
+        heap, held = self.allocator.heap, self.allocator.heap.held
+        take, give, reserved_now = heap.take, heap.give, held.reserved
+        sizes, streams, blocks = self._sizes, self._streams, self.blocks
+        block_bytes, places = self.block_bytes, self._places
         requested, allocated, reserved = self._requested, self._allocated, self._reserved
+        num_device_alloc = held.num_device_alloc
         for event in self._events[self._next_event : end]:
             if event > 0:
                 number = event - 1
                 if sizes[number]:
                     try:
                         block = take(sizes[number], streams[number])
-                    except OutOfMemory:
+                    except NoRoom:
                         self.out_of_memory_event = len(requested)
                         return
                     blocks[number] = block
                     block_bytes[number] = block.size
+                    places[number] = block.address
+                    if held.num_device_alloc != num_device_alloc:
+                        num_device_alloc = held.num_device_alloc
+                        self._marks.append((len(requested), len(held.changes)))
             elif sizes[-event - 1]:
                 give(blocks.pop(-event - 1))
-            requested.append(total.requested)
-            allocated.append(total.allocated)
-            reserved.append(total.reserved)
+            requested.append(heap.requested_bytes)
+            allocated.append(heap.allocated_bytes)
+            reserved.append(reserved_now.current)
         self._next_event = end
 
     def _act(self, name: str) -> None:
         if name == "empty_cache":
             self.allocator.empty_cache()
+            self._marks.append((self._next_event, len(self.allocator.heap.held.changes)))
         elif name == "reset_peak":
             self.allocator.reset_peak()
         elif name == "synchronize":

@@ -8,14 +8,28 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from memfit.allocator.addresses import Addresses
-from memfit.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block, Counts, Pool, Tally
+from memfit.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block, Pool
+from memfit.allocator.journal import Counter
 from memfit.allocator.version import TorchVersion
 from memfit.records.segments import Segment
 
 _AGE_RANK = 1 << 64
 """Above every address: from torch 2.13 on a block's rank is its segment's age, then its address."""
+
+
+class Change(NamedTuple):
+    """A segment, or a mapped range of an expandable one, came or went."""
+
+    address: int
+    num_bytes: int
+    """Negative when it went."""
+
+    stream: int
+    is_small: bool
+    is_expandable: bool
 
 
 class Segments:
@@ -32,8 +46,11 @@ class Segments:
         self.pools = pools
         """The small one, the large one."""
 
-        self.total = Counts()
-        """Of both pools."""
+        self.reserved = Counter()
+        """Bytes of both pools."""
+
+        self.num_segments = Counter()
+        """Of both pools; expandable ones are not counted."""
 
         self.heads: dict[int, Block] = {}
         """The first block of every segment, and of every expandable segment's range."""
@@ -42,8 +59,11 @@ class Segments:
         self.limit_bytes: int | None = None
         """What the process may reserve; None: as much as there is."""
 
+        self.changes: list[Change] = []
+        """What came and went, in order."""
+
         self.addresses = addresses
-        self.oversize = Tally()
+        self.oversize = Counter()
         """Segments of at least ``max_split`` bytes."""
 
         self.max_split = max_split
@@ -61,11 +81,11 @@ class Segments:
         """Bytes that the driver can still give; None: any."""
         if self.capacity_bytes is None:
             return None
-        return self.capacity_bytes - self.total.reserved
+        return self.capacity_bytes - self.reserved.current
 
     def within_limit(self, num_bytes: int) -> bool:
         """Whether the process may reserve ``num_bytes`` more."""
-        return self.limit_bytes is None or self.total.reserved + num_bytes <= self.limit_bytes
+        return self.limit_bytes is None or self.reserved.current + num_bytes <= self.limit_bytes
 
     def new(self, pool: Pool, num_bytes: int, stream: int) -> Block | None:
         """A segment as one free block that is in no list yet; None: the driver has no room."""
@@ -73,11 +93,11 @@ class Segments:
         if room is not None and num_bytes > room:
             return None
         address = self.addresses.take(num_bytes)
-        self.add(pool, num_bytes, num_segments=1)
+        self.add(pool, num_bytes, Change(address, num_bytes, stream, pool.is_small, False))
         block = Block(address, num_bytes, self.rank(address), pool, stream)
         self.heads[address] = block
         if num_bytes >= self.max_split:
-            self.oversize.increase()
+            self.oversize.add(1)
         return block
 
     def restore(self, pool: Pool, segment: Segment) -> list[Block]:
@@ -101,32 +121,67 @@ class Segments:
                 blocks[-1].next = block
             blocks.append(block)
         self.heads[segment.address] = blocks[0]
-        self.add(pool, segment.num_bytes, num_segments=not segment.is_expandable)
+        held = Change(
+            segment.address,
+            segment.num_bytes,
+            segment.stream,
+            segment.is_small,
+            segment.is_expandable,
+        )
+        self.add(pool, segment.num_bytes, held)
         if segment.num_bytes >= self.max_split and not segment.is_expandable:
-            self.oversize.increase()
+            self.oversize.add(1)
         return blocks
 
-    def add(self, pool: Pool, num_bytes: int, *, num_segments: int) -> None:
+    def add(self, pool: Pool, num_bytes: int, change: Change) -> None:
         """Counts memory that the driver gave."""
         self.num_device_alloc += 1
-        pool.counts.add_reserved(num_bytes, num_segments)
-        self.total.add_reserved(num_bytes, num_segments)
+        self.changes.append(change)
+        self._count(pool, num_bytes, not change.is_expandable)
 
-    def subtract(self, pool: Pool, num_bytes: int, *, num_segments: int) -> None:
+    def subtract(self, pool: Pool, num_bytes: int, change: Change) -> None:
         """Counts memory that went back to the driver."""
         self.num_device_free += 1
-        for counts in (pool.counts, self.total):
-            counts.reserved -= num_bytes
-            counts.segments -= num_segments
+        self.changes.append(change)
+        self._count(pool, -num_bytes, -(not change.is_expandable))
+
+    def _count(self, pool: Pool, num_bytes: int, num_segments: int) -> None:
+        for reserved in (pool.reserved, self.reserved):
+            reserved.add(num_bytes)
+        for segments in (pool.segments, self.num_segments):
+            segments.add(num_segments)
+
+    def reset_peaks(self) -> None:
+        """Every peak becomes the value of now."""
+        for counter in (self.reserved, self.num_segments, self.oversize):
+            counter.reset_peak()
+        for pool in self.pools:
+            pool.reserved.reset_peak()
+            pool.segments.reset_peak()
+
+    def put(self, stats: dict[str, int]) -> None:
+        """Enters what is held of the driver under PyTorch's names."""
+        small, large = self.pools
+        for name, reserved, segments in (
+            ("all", self.reserved, self.num_segments),
+            ("small_pool", small.reserved, small.segments),
+            ("large_pool", large.reserved, large.segments),
+        ):
+            reserved.put(stats, f"reserved_bytes.{name}")
+            segments.put(stats, f"segment.{name}")
+        self.oversize.put(stats, "oversize_segments")
+        stats["num_device_alloc"] = self.num_device_alloc
+        stats["num_device_free"] = self.num_device_free
 
     def release(self, block: Block) -> None:
         """Gives a whole free segment back."""
         block.pool.remove(block)
         del self.heads[block.address]
         self.addresses.give_back(block.address, block.size)
-        self.subtract(block.pool, block.size, num_segments=1)
+        change = Change(block.address, -block.size, block.stream, block.pool.is_small, False)
+        self.subtract(block.pool, block.size, change)
         if block.size >= self.max_split:
-            self.oversize.current -= 1
+            self.oversize.add(-1)
 
     def release_oversize(self, pool: Pool, stream: int, size: int) -> bool:
         """Gives back the smallest free segment that would do, or large ones until they sum up.
@@ -174,7 +229,7 @@ class Segments:
             threshold: share of ``limit_bytes``.
         """
         assert self.limit_bytes is not None
-        excess = self.total.reserved - int(threshold * self.limit_bytes)
+        excess = self.reserved.current - int(threshold * self.limit_bytes)
         candidates = self.whole_free_segments(pool)
         while excess > 0 and candidates:
             # A round goes on when enough is released: it should not be needed again at once.

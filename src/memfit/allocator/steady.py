@@ -7,12 +7,13 @@ the layout at a step's end is one that was there before, and nothing new can hap
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
+from memfit.allocator.blocks import Block
 from memfit.allocator.caching import CachingAllocator
 from memfit.allocator.replay import Run
 from memfit.allocator.settings import Settings
@@ -68,21 +69,30 @@ def repeat_until_steady(
 
 
 def _state(run: Run, last: _LastStep, copies: int) -> Hashable:
-    """The layout, where blocks made in steps are named by how many steps ago and by which call.
+    """The layout, which decides all that comes: equal states are followed by equal steps.
 
-    It decides all that comes: equal states are followed by equal steps.
+    Segments stand in the order in which equal blocks are chosen from them; where they lie does
+    not matter otherwise, and changes when a step empties the cache.  Blocks made in steps are
+    named by how many steps ago and by which allocation.
     """
     first = last.first_block + copies * last.num_blocks
-    names = {}
+    names: dict[Block, tuple[int, int]] = {}
     for number, block in run.blocks.items():
-        ago, place = divmod(number - first, last.num_blocks) if last.num_blocks else (0, number)
-        made_in_steps = number >= last.first_block - last.num_blocks
-        names[block] = (ago, place) if made_in_steps else (0, -1 - number)
-    return tuple(
-        (block.address, block.size, block.state, names.get(block))
-        for chain in run.allocator.chains()
-        for block in chain
-    )
+        if number < last.first_block - last.num_blocks:
+            names[block] = (0, -1 - number)
+        else:
+            names[block] = divmod(number - first, last.num_blocks)
+    chains = sorted(run.allocator.chains(), key=lambda chain: chain[0].rank)
+    return tuple((_place(chain[0]), *_contents(chain, names)) for chain in chains)
+
+
+def _place(head: Block) -> Hashable:
+    unmapped_before = head.prev.size if head.prev is not None else 0
+    return head.stream, head.pool.is_small, unmapped_before
+
+
+def _contents(chain: list[Block], names: dict[Block, tuple[int, int]]) -> Iterator[Hashable]:
+    return ((block.size, block.state, names.get(block)) for block in chain)
 
 
 def _last_step(timeline: Timeline) -> _LastStep | None:

@@ -9,13 +9,14 @@ final layout.  The layout at the start is rebuilt from the final one, undoing ev
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
+from memfit.allocator.layout import Held, Layout
 from memfit.errors import BadInput, DamagedFile
-from memfit.profiler.rewind import Layout
+from memfit.profiler.rewind import Rewind
 from memfit.records.segments import Segment
 
 ACTIONS = (
@@ -134,7 +135,7 @@ def _recording(path: Path, document: Mapping[str, Any], device: int | None) -> R
     elif device not in devices:
         raise BadInput(f"{path} holds nothing of device {device}, only of {sorted(devices)}")
     raw_events = traces[device] if device < len(traces) else []
-    events = [_event(raw, index) for index, raw in enumerate(raw_events)]
+    events = _events(raw_events)
     final = Layout()
     for index, raw in enumerate(all_segments):
         if raw["device"] == device:
@@ -143,7 +144,7 @@ def _recording(path: Path, document: Mapping[str, Any], device: int | None) -> R
             except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
                 error.add_note(f"segment {index} of {len(all_segments)}")
                 raise
-    start = final.copy()
+    start = Rewind(final)
     for index in range(len(events) - 1, -1, -1):
         event = events[index]
         try:
@@ -168,39 +169,52 @@ def _recording(path: Path, document: Mapping[str, Any], device: int | None) -> R
     )
 
 
-def _event(raw: Mapping[str, Any], index: int) -> TraceEvent:
-    try:
-        action = raw["action"]
-        if action not in ACTIONS:
-            raise ValueError(f"there is no action {action!r:.40}")
-        address = raw["device_free"] if action == "oom" else raw["addr"]
-        numbers = (address, raw["size"], raw["stream"])
-        if any(type(number) is not int for number in numbers):
-            raise TypeError(f"address, size and stream are {numbers!r:.60}, not whole numbers")
-        frames = tuple(
-            Frame(str(frame["filename"]), int(frame["line"]), str(frame["name"]))
-            for frame in raw.get("frames", ())
-        )
-        return TraceEvent(action, *numbers, frames)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        error.add_note(f"event {index}")
-        raise
+def _events(raw_events: Sequence[Mapping[str, Any]]) -> list[TraceEvent]:
+    """The events; stacks that share lines in the file share them here."""
+    frames: dict[int, Frame] = {}
+    events: list[TraceEvent] = []
+    for index, raw in enumerate(raw_events):
+        try:
+            events.append(_event(raw, frames))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            error.add_note(f"event {index}")
+            raise
+    return events
+
+
+def _event(raw: Mapping[str, Any], known: dict[int, Frame]) -> TraceEvent:
+    """One event.  ``known`` holds the frames built so far by the identity of their dicts."""
+    action = raw["action"]
+    if action not in ACTIONS:
+        raise ValueError(f"there is no action {action!r:.40}")
+    address = raw["device_free"] if action == "oom" else raw["addr"]
+    numbers = (address, raw["size"], raw["stream"])
+    if any(type(number) is not int for number in numbers):
+        raise TypeError(f"address, size and stream are {numbers!r:.60}, not whole numbers")
+    lines = raw.get("frames", ())
+    for line in lines:
+        if id(line) not in known:
+            frame = Frame(str(line["filename"]), int(line["line"]), str(line["name"]))
+            known[id(line)] = frame
+    return TraceEvent(action, *numbers, tuple([known[id(line)] for line in lines]))
 
 
 def _add_segment(layout: Layout, raw: Mapping[str, Any]) -> None:
     address, num_bytes = raw["address"], raw["total_size"]
-    layout.add_segment(
+    layout.add(
         address,
-        num_bytes,
-        stream=raw["stream"],
-        is_small=raw["segment_type"] == "small",
-        is_expandable=bool(raw.get("is_expandable", False)),
+        Held(
+            num_bytes,
+            raw["stream"],
+            raw["segment_type"] == "small",
+            bool(raw.get("is_expandable", False)),
+        ),
     )
     offset = 0
     for block in raw["blocks"]:
         size = block["size"]
         if block["state"] != "inactive":
-            layout.blocks[address + offset] = (size, block.get("requested_size", size))
+            layout.used[address + offset] = (size, block.get("requested_size", size))
         offset += size
     if offset != num_bytes:
         raise ValueError(f"its blocks sum to {offset} bytes, where it has {num_bytes}")

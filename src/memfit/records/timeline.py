@@ -36,10 +36,10 @@ what the loss keeps of them; ``parameters`` holds the buffers too."""
 
 PHASES = ("init", "forward", "backward", "optimizer", "eval", "save", "load")
 
-ORIGINS = ("traced", "host", "formula", "learnt", "measured")
+ORIGINS = ("traced", "host", "formula", "learnt", "measured", "estimate")
 """How a block is known: an op's output seen by the trace; made by torch beside the ops (Python
-scalars, generator states); scratch from a formula; scratch learnt by running the op once; or
-recorded from a real run."""
+scalars, generator states); scratch from a formula; scratch learnt by running the op once;
+recorded from a real run; or scratch whose size nobody states: between nothing and twice this."""
 
 ACTIONS = ("empty_cache", "reset_peak", "synchronize")
 """What a run may ask of the allocator between two events, as ``torch.cuda`` names it."""

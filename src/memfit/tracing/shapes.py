@@ -48,14 +48,13 @@ def infer_outputs(op: torch._ops.OpOverload, call: Call, *, like_cuda: bool = Fa
     Raises:
         NotImplementedError, RuntimeError: the op has no meta kernel, or refuses these arguments.
     """
-    if like_cuda:
+    if call.op in _META_KNOWS_BF16_ONLY:
+        dtype = call.tensors()[0].dtype
+        leaves, tree = _infer(op, _as_bf16(call, dtype))
+        leaves = _as_dtype(leaves, dtype)
+    else:
         leaves, tree = _infer(op, call)
-        return Outputs(leaves, tree)
-    if call.op in _META_KNOWS_BF16_ONLY and call.tensors()[0].dtype is torch.float32:
-        leaves, tree = _infer(op, _as_bf16(call))
-        return _as_fp32(Outputs(_correct_for_cpu(call, leaves), tree))
-    leaves, tree = _infer(op, call)
-    return Outputs(_correct_for_cpu(call, leaves), tree)
+    return Outputs(leaves if like_cuda else _correct_for_cpu(call, leaves), tree)
 
 
 def _infer(op: torch._ops.OpOverload, call: Call) -> tuple[list[Any], pytree.TreeSpec]:
@@ -87,27 +86,26 @@ def _describe(leaf: Any, inputs: set[int], op: torch._ops.OpOverload) -> Any:
 
 
 _META_KNOWS_BF16_ONLY = {"aten::_grouped_mm"}
-"""Ops whose meta kernel asks for bf16 as CUDA does, while the CPU takes fp32 too
+"""Ops whose meta kernel asks for bf16, while CPU and CUDA take fp32 and fp16 too
 (native/GroupedMMUtils.h, the fallback)."""
 
 
-def _as_bf16(call: Call) -> Call:
+def _as_bf16(call: Call, dtype: torch.dtype) -> Call:
     def bf16(value: Any) -> Any:
-        is_fp32 = isinstance(value, TensorSpec) and value.dtype is torch.float32
-        return replace(value, dtype=torch.bfloat16) if is_fp32 else value
+        is_operand = isinstance(value, TensorSpec) and value.dtype is dtype
+        return replace(value, dtype=torch.bfloat16) if is_operand else value
 
     named = tuple((name, bf16(value)) for name, value in call.kwargs)
     return Call(call.op, tuple(bf16(value) for value in call.args), named)
 
 
-def _as_fp32(outputs: Outputs) -> Outputs:
-    leaves = [
-        replace(leaf, dtype=torch.float32, num_bytes=2 * leaf.num_bytes)
+def _as_dtype(leaves: list[Any], dtype: torch.dtype) -> list[Any]:
+    return [
+        replace(leaf, dtype=dtype, num_bytes=leaf.num_bytes // 2 * dtype.itemsize)
         if isinstance(leaf, Fresh)
         else leaf
-        for leaf in outputs.leaves
+        for leaf in leaves
     ]
-    return replace(outputs, leaves=leaves)
 
 
 _NORMS = {"aten::native_layer_norm": 2, "aten::native_batch_norm": 1, "aten::native_group_norm": 1}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -122,14 +123,17 @@ def start(
     )
     on_card = kernels_for(card, version)
     gpu = Dispatch(device, Ledger(allocator), modules, on_card, special.HANDLERS)
-    gpu.libraries = [
-        *kernels.register(gpu),
-        *autocast.register(version),
-        *attention.register(gpu, on_card),
-        *composites.register(version),
-        *rnn.register(gpu, on_card),
-        *shape_rules.register(),
-    ]
+    with warnings.catch_warnings():
+        # A CUDA build has kernels where ours are put, and warns of it.
+        warnings.filterwarnings("ignore", message=".*other operators may also be overridden")
+        gpu.libraries = [
+            *kernels.register(gpu),
+            *autocast.register(version),
+            *attention.register(gpu, on_card),
+            *composites.register(version),
+            *rnn.register(gpu, on_card),
+            *shape_rules.register(),
+        ]
     Face(gpu).install()
     answers.install(gpu, card)
     return gpu

@@ -70,6 +70,15 @@ def test_settings_come_from_the_environment_unless_they_are_given(monkeypatch):
     assert rig_of(CARD, alloc_conf="").settings == Settings()
 
 
+def test_a_memory_fraction_limits_what_may_be_reserved():
+    rig = rig_of(CARD, torch_version="2.14", alloc_conf="per_process_memory_fraction:0.5")
+
+    half = round(rig.card.total_bytes / 2)
+    assert rig.expected_room_bytes == rig.most_room_bytes == half
+    assert rig.budget_bytes == half + rig.context.high + rig.growth.high
+    assert rig.with_fraction(0.25).expected_room_bytes == round(rig.card.total_bytes / 4)
+
+
 def test_settings_that_pytorch_would_refuse_are_refused():
     with pytest.raises(BadInput):
         rig_of(CARD, alloc_conf="no_such_option:1")

@@ -93,3 +93,23 @@ def test_what_fails_as_expected_is_tried_with_the_most_room_at_every_order_of_ad
         ("descending", older.most_room_bytes),
     ]
     assert [a.out_of_memory is None for a in tried] == [False, True, True]
+
+
+def test_with_a_memory_fraction_a_run_ends_on_a_card_that_has_room(rig):
+    share = 100 * MiB / rig.card.total_bytes
+    found = simulate(training(), rig.with_fraction(share))
+
+    assert found.unlimited.peak_reserved_bytes == NEEDED
+    assert found.attempt.out_of_memory is not None
+
+
+def test_garbage_is_collected_before_the_card_is_full(rig):
+    share = 400 * MiB / rig.card.total_bytes
+    settings = replace(rig.settings, garbage_collection_threshold=0.1)
+    run = one_that_leaves_holes().timeline()
+
+    found = simulate(run, replace(rig, settings=settings).with_fraction(share))
+
+    assert found.unlimited.peak_reserved_bytes == 140 * MiB
+    assert found.replay.peak_reserved_bytes == 80 * MiB
+    assert found.attempt.num_alloc_retries == 0

@@ -11,7 +11,6 @@ from memfit.planner.rig import Rig, rig_of
 from memfit.planner.simulate import simulate
 from memfit.planner.uncertainty import leanest, parts
 from memfit.records.prediction import Lengths, Uncertainty
-from memfit.records.timeline import ORIGINS
 from memfit.units import MiB
 
 
@@ -69,7 +68,6 @@ def test_two_replays_that_differ_by_addresses_are_the_spread_up_to_torch_2_12(ri
     assert sorted(spread) == [(0, 30 * MiB), (30 * MiB, 0)]
 
 
-@pytest.mark.skipif("estimate" not in ORIGINS, reason="nothing is estimated yet")
 def test_estimated_workspaces_may_be_nothing_or_twice_as_large(rig):
     run = WrittenRun()
     run.begin("forward", 1)

@@ -44,6 +44,13 @@ def run() -> None:
     except OSError as error:
         # The system refuses, on a path that nobody looked at beforehand.
         _fail(str(error), 2)
+    except Exception as error:
+        traced = getattr(error, "traced_traceback", "")
+        if not traced:
+            raise
+        # The job's own error, in the process where it ran: its traceback, and where the run was.
+        print(traced, end="", file=sys.stderr)
+        _fail("the job failed while it was traced", 1)
     finally:
         gc.freeze()
 

@@ -24,7 +24,7 @@ def predict(
     ] = None,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- ARGUMENTS]...", help="A script's own arguments, after --."),
+        typer.Argument(metavar="ARGUMENTS", help="After --: a script's own arguments."),
     ] = None,
     gpu: Annotated[
         str | None,
@@ -87,13 +87,14 @@ def predict(
         checkpointing=checkpointing,
         optimizer=optimizer,
     )
-    rules = {
+    rules: dict[str, Any] = {
         "device": gpu or device,
         "budget_bytes": choices.size_of(memory),
         "torch_version": torch,
         "alloc_conf": alloc_conf,
     }
     lengths = choices.lengths_of(seq_len)
+    _say_what_runs(target, rules["device"])
     if Path(target).suffix == ".py":
         asked = choices.given(**options, seq_len=lengths, vocab_size=vocab_size)
         prediction = _script(target, arguments or [], steps, asked, rules)
@@ -114,6 +115,9 @@ def _job(
     from memfit.planner.predict import predict as predict_job
 
     job = resolve(target, vocab_size=vocab_size)
+    if rules["device"].lower() != "cpu":
+        # It forks: a bar's thread may hold a lock at that moment, which nobody then gives back.
+        return predict_job(job, recipe, seq_len=lengths, **rules)
     with shown_progress(choices.stderr(), LEARNING) as on_learning:
         return predict_job(job, recipe, seq_len=lengths, on_progress=on_learning, **rules)
 
@@ -161,6 +165,13 @@ def _refuse_what_is_for_scripts(
             f"--steps says when a script is stopped; the steps of {target} are repeated until "
             "nothing changes any more: leave it out"
         )
+
+
+def _say_what_runs(target: str, device: str) -> None:
+    """A line for whoever waits: no bar, since the work is done in another process."""
+    console = choices.stderr()
+    if console.is_terminal and device.lower() != "cpu":
+        console.print(f"running {target} on a virtual {device}", style="dim", markup=False)
 
 
 def _show(prediction: Prediction, html: Path | None, json: bool) -> None:

@@ -105,7 +105,7 @@ def predict_script(
         arguments,
         card=rig.card,
         version=rig.version,
-        settings=rig.settings,
+        settings=rig.unlimited,
         num_steps=num_steps,
     )
     if not len(traced.timeline.events):
@@ -113,6 +113,9 @@ def predict_script(
             f"{path} allocated nothing on the GPU: does it move its model there, and does it do "
             'its work when it is run (under `if __name__ == "__main__":`)?'
         )
+    fraction = traced.timeline.facts.get("per_process_memory_fraction")
+    if fraction is not None:
+        rig = rig.with_fraction(float(fraction))
     return _prediction(
         simulate(traced.timeline, rig),
         rig,
@@ -132,7 +135,7 @@ def _trace(rig: Rig, job: Job, recipe: Recipe, lengths: Sequence[int]) -> Traced
         steps_of(job, recipe, lengths, "cuda"),
         card=rig.card,
         version=rig.version,
-        settings=rig.settings,
+        settings=rig.unlimited,
     )
 
 

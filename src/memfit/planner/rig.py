@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version as installed_version
 
 from memfit.allocator.addresses import POLICIES
@@ -58,12 +58,28 @@ class Rig:
     @property
     def expected_room_bytes(self) -> int:
         """What the budget is expected to leave to the allocator."""
-        return max(0, self.budget_bytes - self.outside.total_bytes)
+        return self._room(self.outside.total_bytes)
 
     @property
     def most_room_bytes(self) -> int:
         """What the budget leaves to the allocator when all beside it is as small as it may be."""
-        return max(0, self.budget_bytes - self.context.low - self.growth.low)
+        return self._room(self.context.low + self.growth.low)
+
+    def _room(self, outside_bytes: int) -> int:
+        return max(0, min(self.budget_bytes - outside_bytes, self._limit_bytes))
+
+    @property
+    def _limit_bytes(self) -> int:
+        """What the process may reserve by its memory fraction."""
+        return round(self.settings.per_process_memory_fraction * self.card.total_bytes)
+
+    @property
+    def collects_garbage(self) -> bool:
+        """Whether the allocator gives segments back before the card is full."""
+        settings = self.settings
+        return settings.garbage_collection_threshold > 0 and (
+            settings.per_process_memory_fraction < 1
+        )
 
     @property
     def other_addresses(self) -> tuple[str, ...]:
@@ -77,7 +93,7 @@ class Rig:
         return replay_on_cuda(
             timeline,
             version=self.version,
-            settings=self.settings,
+            settings=self.unlimited if room_bytes is None else self.settings,
             capacity_bytes=room_bytes,
             addresses=addresses,
             total_bytes=self.card.total_bytes,
@@ -85,12 +101,22 @@ class Rig:
 
     def repeat(self, timeline: Timeline) -> tuple[Timeline, bool]:
         """A run with its last step repeated until this rig's allocator comes back to a state."""
-        return repeat_until_steady(
-            timeline,
-            version=self.version,
-            settings=self.settings,
-            total_bytes=self.card.total_bytes,
-        )
+        return repeat_until_steady(timeline, version=self.version, settings=self.unlimited)
+
+    @property
+    def unlimited(self) -> Settings:
+        """The settings of an allocator that may take all it wants."""
+        return replace(self.settings, per_process_memory_fraction=1.0)
+
+    def with_fraction(self, fraction: float) -> Rig:
+        """The rig when the process may reserve only this share of the card.
+
+        The budget shrinks to what then can be used at most, so that a run fits it when it
+        reserves no more than it may.
+        """
+        rig = replace(self, settings=replace(self.settings, per_process_memory_fraction=fraction))
+        most = rig._limit_bytes + rig.context.high + rig.growth.high
+        return replace(rig, budget_bytes=min(rig.budget_bytes, most))
 
 
 def rig_of(
@@ -120,13 +146,14 @@ def rig_of(
         )
     version = TorchVersion.parse(torch_version or installed_version("torch"))
     conf, settings = _alloc_conf(alloc_conf, version)
-    return Rig(
+    rig = Rig(
         card=card,
         budget_bytes=card.total_bytes if budget_bytes is None else budget_bytes,
         version=version,
         settings=settings,
         alloc_conf=conf,
     )
+    return rig.with_fraction(settings.per_process_memory_fraction)
 
 
 def card_of(name: str) -> Device:

@@ -40,7 +40,7 @@ def simulate(timeline: Timeline, rig: Rig) -> Simulated:
 def replay_in_room(timeline: Timeline, rig: Rig, *, is_steady: bool) -> Simulated:
     """Replays a run as it is, without limit and in the room that is expected."""
     unlimited, room = rig.replay(timeline), rig.expected_room_bytes
-    if unlimited.peak_reserved_bytes <= room:
+    if unlimited.peak_reserved_bytes <= room and not rig.collects_garbage:
         # Nothing is refused, so nothing differs.
         attempt = Attempt(
             room_bytes=room, addresses=POLICIES[0], num_alloc_retries=0, out_of_memory=None

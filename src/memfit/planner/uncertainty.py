@@ -24,6 +24,9 @@ _UNBOUNDED = {
     "sizes from unknown values": "results whose size hangs on values are taken at their largest",
     "no steps": "without an optimizer step this is only a part of training",
     "scratch unknown": "ops whose scratch memory has no rule",
+    "record_stream": "when another stream is done with a tensor hangs on time",
+    "CUDA graphs": "a captured graph keeps a pool of its own",
+    "ranks": "only one rank is run, and what NCCL takes is not counted",
     "compile": "compiled code fuses ops, and frees and keeps other tensors than eager code",
 }
 """Facts of a Timeline that a prediction should be weighed by, and why."""
@@ -71,8 +74,6 @@ def leanest(timeline: Timeline) -> Timeline:
 
 def _estimates_at_their_ends(timeline: Timeline) -> list[Timeline]:
     """The run with estimated blocks at 0 bytes, and at twice their size; nothing without any."""
-    if "estimate" not in ORIGINS:
-        return []
     estimated = timeline.origins == ORIGINS.index("estimate")
     if not np.any(estimated):
         return []

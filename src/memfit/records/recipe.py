@@ -56,7 +56,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
-            raise BadInput(f"precision is {self.precision!r}: choose one of {', '.join(PRECISIONS)}")
+            known = ", ".join(PRECISIONS)
+            raise BadInput(f"precision is {self.precision!r}: choose one of {known}")
         if self.optimizer not in OPTIMIZERS:
             raise BadInput(f"optimizer is {self.optimizer!r}: choose {' or '.join(OPTIMIZERS)}")
         for name in ("batch_size", "accumulate"):

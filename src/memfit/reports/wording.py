@@ -45,7 +45,7 @@ def verdict(prediction: Prediction) -> str:
     sizes += f" of {format_size(budget)}"
     if answer == "yes":
         sizes += f", {format_size(budget - most)} to spare"
-    elif answer == "no":
+    elif answer == "no" and need > budget:  # else it is a memory fraction that forbids it
         sizes += f", {format_size(need - budget)} too much"
     return f"{ANSWERS[answer]}: {sizes}"
 
@@ -120,10 +120,15 @@ def rules(prediction: Prediction) -> str:
     facts = prediction.timeline.facts
     ran = [f"{name} {facts[name]}" for name in ("torch", "transformers") if name in facts]
     by = f"; the step was run by {' and '.join(ran)}" if ran else ""
-    steady = "repeat" if simulation.is_steady else "do not repeat exactly"
+    if prediction.lengths is not None:
+        end = ""
+    elif simulation.is_steady:
+        end = ", which repeat"
+    else:
+        end = ", which do not repeat"
     return (
-        f"The allocator is that of torch {simulation.torch}{conf}; {_steps(prediction)} simulated, "
-        f"which {steady}{by}."
+        f"The allocator is that of torch {simulation.torch}{conf}; {_steps(prediction)} simulated"
+        f"{end}{by}."
     )
 
 

@@ -8,6 +8,7 @@ whose gradient a node computes.
 from __future__ import annotations
 
 import bisect
+import sys
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class ModulePaths:
         self._owners: list[str] = [""]
         self._handles: list[Any] = []
         self._last = ""
+        self._error: BaseException | None = None
 
     def __enter__(self) -> ModulePaths:
         self._handles = [
@@ -47,7 +49,7 @@ class ModulePaths:
 
     @property
     def last(self) -> str:
-        """The path of the module whose forward began last: where an error was raised."""
+        """The path of the innermost module that an error left; else of the one that began last."""
         return self._last
 
     @property
@@ -79,7 +81,10 @@ class ModulePaths:
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._stack:  # it was not entered if another pre-hook raised
-            self._stack.pop()
+            left = self._stack.pop()
+        error = sys.exc_info()[1]  # PyTorch calls the hook while it handles the error
+        if error is not None and error is not self._error:
+            self._error, self._last = error, left
         self._note()
 
     def _note(self) -> None:

@@ -22,7 +22,7 @@ SUMS = B * H * S * 4
 def heads(
     number: int = H, size: int = D, dtype: torch.dtype = BF16, length: int = S
 ) -> torch.Tensor:
-    return torch.zeros(B, number, length, size, device="cuda", dtype=dtype, requires_grad=True)
+    return torch.rand(B, number, length, size, device="cuda", dtype=dtype, requires_grad=True)
 
 
 def test_flash_keeps_sums_and_two_random_states(traced_on_gpu: OnGpu) -> None:
@@ -95,7 +95,7 @@ def test_a_masks_rows_are_padded_to_multiples_of_8_for_the_efficient_kernel(
 ) -> None:
     def run() -> None:
         q, k, v = heads(), heads(length=columns), heads(length=columns)
-        mask = torch.zeros(S, columns, dtype=BF16, device="cuda")
+        mask = torch.rand(S, columns, dtype=BF16, device="cuda")
         mark()
         F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
@@ -186,7 +186,7 @@ def test_transformer_layers_train_and_infer(on_gpu: OnGpu) -> None:
     def run() -> list[tuple[int, ...]]:
         layer = nn.TransformerEncoderLayer(64, 4, batch_first=True, device="cuda")
         model = nn.TransformerEncoder(layer, 2)
-        x = torch.zeros(2, 10, 64, device="cuda")
+        x = torch.rand(2, 10, 64, device="cuda")
         padding = torch.zeros(2, 10, dtype=torch.bool, device="cuda")
         causal = nn.Transformer.generate_square_subsequent_mask(10, device=torch.device("cuda"))
         model(x, mask=causal, is_causal=True).sum().backward()
@@ -199,10 +199,44 @@ def test_transformer_layers_train_and_infer(on_gpu: OnGpu) -> None:
     assert on_gpu(run) == [(2, 10, 64), (2, 10, 64)]
 
 
+@pytest.mark.parametrize(("padding", "num_scores"), [(False, 0), (True, 2)])
+def test_a_layer_in_use_takes_what_its_parts_take(
+    traced_on_gpu: OnGpu, padding: bool, num_scores: int
+) -> None:
+    def run() -> None:
+        layer = nn.TransformerEncoderLayer(64, 4, 512, batch_first=True, device="cuda").eval()
+        x = torch.rand(B, S, 64, device="cuda")
+        mask = torch.zeros(B, S, dtype=torch.bool, device="cuda") if padding else None
+        mark()
+        with torch.no_grad():
+            layer(x, src_key_padding_mask=mask)
+
+    _, timeline = traced_on_gpu(run)
+    rows, scores = B * S * 64 * 4, B * 4 * S * S * 4
+    sizes = [num_bytes for _, num_bytes in allocations(timeline)]
+    assert sizes.count(8 * rows) == 1  # between the two layers of the net
+    assert sizes.count(scores) == num_scores  # products, and their softmax where there is a mask
+    assert sizes.count(3 * rows) == 1 + padding  # query, key and value, split with a copy
+
+
+def test_torch_backends_cuda_says_what_would_run(on_gpu: OnGpu) -> None:
+    def run() -> list[bool]:
+        q, masked = heads(), torch.zeros(S, S, device="cuda", dtype=BF16)
+        backends = torch.backends.cuda
+        says = [backends.is_flash_attention_available()]
+        for mask in (None, masked):
+            params = backends.SDPAParams(q, q, q, mask, 0.0, False, False)
+            says.append(backends.can_use_flash_attention(params))
+            says.append(backends.can_use_efficient_attention(params))
+        return says
+
+    assert on_gpu(run) == [True, True, True, False, True]
+
+
 def test_attention_with_weights_runs_the_plain_products(on_gpu: OnGpu) -> None:
     def run() -> tuple[tuple[int, ...], tuple[int, ...]]:
         layer = nn.MultiheadAttention(64, 4, batch_first=True, device="cuda")
-        x = torch.zeros(2, 10, 64, device="cuda")
+        x = torch.rand(2, 10, 64, device="cuda")
         output, weights = layer(x, x, x)
         output.sum().backward()
         return tuple(output.shape), tuple(weights.shape)

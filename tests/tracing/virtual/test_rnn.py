@@ -18,7 +18,7 @@ LSTM_WEIGHTS = 4 * HIDDEN * (INPUT + HIDDEN + 2)
 
 
 def sequence(dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.zeros(T, B, INPUT, device="cuda", dtype=dtype, requires_grad=True)
+    return torch.rand(T, B, INPUT, device="cuda", dtype=dtype, requires_grad=True)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -36,7 +36,7 @@ def test_forward_keeps_output_states_and_a_reserve(traced_on_gpu: OnGpu) -> None
     def run() -> str:
         net = nn.LSTM(INPUT, HIDDEN, device="cuda")
         x = sequence()
-        states = tuple(torch.zeros(1, B, HIDDEN, device="cuda") for _ in range(2))
+        states = tuple(torch.rand(1, B, HIDDEN, device="cuda") for _ in range(2))
         mark()
         return type(net(x, states)[0].grad_fn).__name__
 
@@ -56,7 +56,7 @@ def test_inference_keeps_no_reserve(on_gpu: OnGpu) -> None:
     def run() -> int:
         net = nn.GRU(INPUT, HIDDEN, device="cuda").eval()
         x = sequence()
-        state = torch.zeros(1, B, HIDDEN, device="cuda")
+        state = torch.rand(1, B, HIDDEN, device="cuda")
         before = torch.cuda.memory_allocated()
         with torch.no_grad():
             kept = net(x, state)
@@ -69,7 +69,7 @@ def test_inference_keeps_no_reserve(on_gpu: OnGpu) -> None:
 def test_gradients_of_the_weights_share_one_buffer(on_gpu: OnGpu) -> None:
     def run() -> tuple[bool, int]:
         net = nn.LSTM(64, 128, device="cuda")
-        output, _ = net(torch.zeros(4, 2, 64, device="cuda"))
+        output, _ = net(torch.rand(4, 2, 64, device="cuda"))
         before = torch.cuda.memory_allocated()
         output.sum().backward()
         del output
@@ -98,7 +98,7 @@ def test_shapes_and_gradients_are_those_of_the_host(
 ) -> None:
     def shapes(device: str) -> list[Any]:
         net = kind(INPUT, HIDDEN, **options).to(device)
-        x = torch.zeros(T, B, INPUT, device=device, requires_grad=True)
+        x = torch.rand(T, B, INPUT, device=device, requires_grad=True)
         output, states = net(x)
         output.sum().backward()
         states = states if isinstance(states, tuple) else (states,)
@@ -114,8 +114,8 @@ def test_batch_first_copies_the_input_and_returns_a_transposed_output(
 ) -> None:
     def run() -> tuple[int, ...]:
         net = nn.RNN(INPUT, HIDDEN, batch_first=True, device="cuda")
-        x = torch.zeros(B, T, INPUT, device="cuda")
-        state = torch.zeros(1, B, HIDDEN, device="cuda")
+        x = torch.rand(B, T, INPUT, device="cuda")
+        state = torch.rand(1, B, HIDDEN, device="cuda")
         mark()
         return tuple(net(x, state)[0].stride())
 
@@ -138,7 +138,7 @@ def test_autocast_runs_in_fp16_and_gives_fp32_gradients(on_gpu: OnGpu) -> None:
 def test_packed_sequences_run_through_the_same_kernel(on_gpu: OnGpu) -> None:
     def run() -> tuple[str, tuple[int, ...], tuple[int, ...]]:
         net = nn.LSTM(INPUT, HIDDEN, batch_first=True, device="cuda")
-        x = torch.zeros(B, T, INPUT, device="cuda")
+        x = torch.rand(B, T, INPUT, device="cuda")
         lengths = torch.tensor([5, 3, 2])
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
         output, _ = net(packed)
@@ -173,7 +173,7 @@ def test_weights_that_do_not_lie_in_one_buffer_are_gathered_for_each_call(on_gpu
         for weight in net.parameters():
             weight.data = weight.data.clone()
         before = torch.cuda.memory_allocated()
-        kept = net(torch.zeros(1, 1, 512, device="cuda"))
+        kept = net(torch.rand(1, 1, 512, device="cuda"))
         assert len(kept) == 2
         return torch.cuda.memory_allocated() - before
 

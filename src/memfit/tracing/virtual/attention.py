@@ -26,6 +26,7 @@ from memfit.tracing.virtual.attention_choice import (
     Switches,
     choose,
     default_order,
+    refusal,
 )
 from memfit.tracing.virtual.dispatch import Dispatch
 
@@ -45,10 +46,26 @@ def register(gpu: Dispatch, kernels: Kernels) -> list[torch.library.Library]:
         order = default_order(kernels.capability, kernels.version)
         torch._C._set_sdp_priority_order([_NUMBERS[name] for name in order])
     run = _Attend(gpu, kernels)
+    _tell_python(run)
     aten = torch.library.Library("aten", "IMPL")
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         aten.impl("scaled_dot_product_attention", run, key)
     return [aten]
+
+
+def chosen_for(heads: torch.Tensor, kernels: Kernels) -> str:
+    """The kernel for attention of ``heads``, (B, H, S, D), to themselves, under the switches."""
+    attention = _described(heads, heads, heads, None, 0.0, is_causal=False, enable_gqa=False)
+    return choose(attention, kernels.capability, kernels.version, _switches()).kernel
+
+
+def _tell_python(run: _Attend) -> None:
+    """``torch.backends.cuda`` says of a call what would run."""
+    backends = torch.backends.cuda
+    backends.is_flash_attention_available = lambda: True
+    backends.can_use_flash_attention = lambda params, debug=False: run.takes(FLASH, params)
+    backends.can_use_efficient_attention = lambda params, debug=False: run.takes(EFFICIENT, params)
+    backends.can_use_cudnn_attention = lambda params, debug=False: run.takes(CUDNN, params)
 
 
 class _Attend:
@@ -71,20 +88,10 @@ class _Attend:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         _check(query, key, value, attn_mask)
-        needs_grad = torch.is_grad_enabled() and (
-            query.requires_grad or key.requires_grad or value.requires_grad
+        attention = _described(
+            query, key, value, attn_mask, dropout_p, is_causal=is_causal, enable_gqa=enable_gqa
         )
-        attention = Attention(
-            query=_spec(query),
-            key=_spec(key),
-            value=_spec(value),
-            mask=None if attn_mask is None else _spec(attn_mask),
-            mask_needs_grad=attn_mask is not None and attn_mask.requires_grad,
-            dropout=dropout_p,
-            is_causal=is_causal,
-            needs_grad=needs_grad,
-            enable_gqa=enable_gqa,
-        )
+        needs_grad = attention.needs_grad
         kernel = self._choose(attention).kernel
         mask = self._additive(attn_mask, query.dtype)
         del attn_mask
@@ -108,6 +115,20 @@ class _Attend:
         )
         return result[0]  # type: ignore[no-any-return]
 
+    def takes(self, kernel: str, params: Any) -> bool:
+        """Whether the kernel would take a call of these ``SDPAParams``."""
+        attention = _described(
+            params.query,
+            params.key,
+            params.value,
+            params.attn_mask,
+            params.dropout,
+            is_causal=params.is_causal,
+            enable_gqa=params.enable_gqa,
+        )
+        kernels = self._kernels
+        return not refusal(kernel, attention, kernels.capability, kernels.version, _switches())
+
     def _choose(self, attention: Attention) -> Choice:
         """The choice under what is switched on now.
 
@@ -125,6 +146,30 @@ class _Attend:
             return mask
         hidden = torch.ops.aten.scalar_tensor(-math.inf, dtype=dtype, device=self._gpu.device)
         return torch.ops.aten.where.ScalarSelf(mask, 0.0, hidden)  # type: ignore[no-any-return]
+
+
+def _described(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    *,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> Attention:
+    operands_need_grad = query.requires_grad or key.requires_grad or value.requires_grad
+    return Attention(
+        query=_spec(query),
+        key=_spec(key),
+        value=_spec(value),
+        mask=None if mask is None else _spec(mask),
+        mask_needs_grad=mask is not None and mask.requires_grad,
+        dropout=dropout,
+        is_causal=is_causal,
+        needs_grad=torch.is_grad_enabled() and operands_need_grad,
+        enable_gqa=enable_gqa,
+    )
 
 
 def _flash(

@@ -105,16 +105,24 @@ def choose(
     """The first kernel in order that takes the call."""
     refusals: list[tuple[str, str]] = []
     for kernel in switches.order:
-        check = _CHECKS.get(kernel)
-        if check is None:
-            continue
-        reason = "it is switched off"
-        if kernel in switches.enabled:
-            reason = check(_Case(attention, capability, version, switches.deterministic))
-            if not reason:
-                return Choice(kernel=kernel, refusals=tuple(refusals))
+        reason = refusal(kernel, attention, capability, version, switches)
+        if not reason:
+            return Choice(kernel=kernel, refusals=tuple(refusals))
         refusals.append((kernel, reason))
     return Choice(kernel="", refusals=tuple(refusals))
+
+
+def refusal(
+    kernel: str,
+    attention: Attention,
+    capability: tuple[int, int],
+    version: TorchVersion,
+    switches: Switches,
+) -> str:
+    """Why the kernel may not take the call; empty where it may."""
+    if kernel not in switches.enabled:
+        return "it is switched off"
+    return _CHECKS[kernel](_Case(attention, capability, version, switches.deterministic))
 
 
 class _Case:

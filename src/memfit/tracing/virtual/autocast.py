@@ -75,16 +75,17 @@ def register(version: TorchVersion) -> list[torch.library.Library]:
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(torch.library.fallthrough_kernel, KEY)
     aten = torch.library.Library("aten", "IMPL")
-    for name, make in _policies().items():
+    makers = _policies()
+    for name in sorted(listed(version)):
         op = _resolve(name)
-        if op is not None and version >= _SINCE.get(name, version):
-            aten.impl(name, make(op, cache), KEY)
+        if op is not None:
+            aten.impl(name, makers[name](op, cache), KEY)
     return [everything, aten]
 
 
-def listed() -> frozenset[str]:
-    """Every op in a list, as ``name.overload``."""
-    return frozenset(_policies())
+def listed(version: TorchVersion) -> frozenset[str]:
+    """Every op in this version's lists, as ``name.overload``."""
+    return frozenset(name for name in _policies() if version >= _SINCE.get(name, version))
 
 
 _Kernel = Callable[..., Any]
@@ -174,7 +175,9 @@ def _call(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cache: CastCache, dtype: torch.dtype
 ) -> Any:
     """``op`` on cast arguments, which die first to last as soon as it has run."""
-    named = dict(zip(kwargs, cache.cast_all(list(kwargs.values()), dtype), strict=True))
+    named = kwargs
+    if kwargs:
+        named = dict(zip(kwargs, cache.cast_all(list(kwargs.values()), dtype), strict=True))
     cast = cache.cast_all(args, dtype)
     try:
         return op(*cast, **named)

@@ -26,7 +26,7 @@ class CastCache:
 
     def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """``tensor`` in ``dtype``, from the cache where it is an fp32 weight in 16 bit."""
-        if not is_eligible(tensor) or tensor.dtype is dtype:
+        if tensor.dtype is dtype or not is_eligible(tensor):
             return tensor
         if not self._may_keep(tensor, dtype):
             return tensor.to(dtype)

@@ -11,11 +11,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
 
 from memfit.errors import MemfitError
+from memfit.tracing.values import MEMFIT_FOLDER
 from memfit.tracing.virtual.backend import NAME
 
 _LENGTH_BYTES = 8
@@ -111,16 +113,27 @@ def _pickled_error(error: BaseException) -> bytes:
         for argument in error.args
     )
     if not isinstance(error, MemfitError):  # whose message says all there is to say
-        shown = "".join(traceback.format_exception(error))
+        shown = "".join(traceback.format_exception(type(error), error, _from_the_users(error)))
         error.add_note(f"Traceback in the traced process:\n{shown}")
+        # Pickled with the error, for who shows the run's traceback in place of this process's.
+        error.traced_traceback = shown  # type: ignore[attr-defined]
     with contextlib.suppress(Exception):
         answer = pickle.dumps((True, error))
         pickle.loads(answer)  # some exceptions pickle and do not come back
         return answer
     replacement = RuntimeError(f"{type(error).__name__}: {error}")
+    replacement.traced_traceback = getattr(error, "traced_traceback", "")  # type: ignore[attr-defined]
     for note in getattr(error, "__notes__", ()):
         replacement.add_note(note)
     return pickle.dumps((True, replacement))
+
+
+def _from_the_users(error: BaseException) -> TracebackType | None:
+    """The traceback from the first line on that is not memfit's."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(MEMFIT_FOLDER):
+        frames = frames.tb_next
+    return frames or error.__traceback__
 
 
 def _say_status(status: int) -> str:

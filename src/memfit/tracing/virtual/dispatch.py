@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -132,7 +133,9 @@ class Dispatch:
         self._modules = modules
         self._kernels = kernels
         self._handlers = handlers
-        self._kinds: dict[torch._ops.OpOverload, Kind] = {}
+        self._kinds: dict[int, Kind] = {}
+        """By the op's id: ops live as long as the process, and hashing one runs Python."""
+
         self._outputs: dict[Call, Outputs] = {}
         self._sequences: dict[tuple[Call, int, bool], Sequence | None] = {}
         self._numbers: dict[int, int] = {}
@@ -209,8 +212,11 @@ class Dispatch:
         self, size: list[int], stride: list[int] | None, dtype: torch.dtype, op: str = "aten::empty"
     ) -> torch.Tensor:
         """A tensor in a block of its own, without values."""
-        stride = contiguous_strides(size) if stride is None else stride
-        num_bytes = extent_bytes(size, stride, dtype)
+        if stride is None:
+            stride = contiguous_strides(size)
+            num_bytes = prod(size) * dtype.itemsize
+        else:
+            num_bytes = extent_bytes(size, stride, dtype)
         tensor, address = self.memory.tensor(size, stride, dtype, num_bytes)
         if num_bytes:
             number = self.ledger.take(
@@ -250,7 +256,7 @@ class Dispatch:
 
     def run(self, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         """The kernel of ``op``."""
-        kind = self._kinds.get(op) or self._learn_kind(op)
+        kind = self._kinds.get(id(op)) or self._learn_kind(op)
         if kind.handler is not None:
             answer = kind.handler(self, op, args, kwargs)
             if answer is not NotImplemented:
@@ -522,7 +528,7 @@ class Dispatch:
         name = op.name().partition(".")[0]
         if name in UNKNOWN:
             self.unknown_scratch.add(name)
-        kind = self._kinds[op] = Kind(
+        kind = self._kinds[id(op)] = Kind(
             name,
             is_view=any(alias is not None and not alias.is_write for alias in aliases),
             written=written,

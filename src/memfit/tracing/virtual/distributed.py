@@ -1,8 +1,8 @@
 """One process of one GPU: ``torch.distributed``, ``DataParallel`` and ``multiprocessing.spawn``.
 
-Collectives do nothing, and cost what they allocate.  Every backend is PyTorch's fake process group, in the place that the run gives this process
-(``RANK``, ``WORLD_SIZE``): no other process is waited for.  NCCL's own buffers are outside the
-caching allocator, and not traced.
+Every backend is PyTorch's fake process group, in the place that the run gives this process
+(``RANK``, ``WORLD_SIZE``): no other process is waited for.  Collectives do nothing, and cost what
+they allocate; NCCL's own buffers are outside the caching allocator, and not traced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memfit.tracing.virtual.dispatch import Dispatch
 from memfit.tracing.virtual.memory import is_virtual
 
 _TIMEOUT = timedelta(minutes=10)
-"""Nobody is waited for; given, because torch asks a build without NCCL for NCCL's default."""
+"""NCCL's own default, which builds without it do not know; nobody is waited for."""
 
 
 def install(gpu: Dispatch) -> None:
@@ -38,6 +38,7 @@ def install(gpu: Dispatch) -> None:
     fake = module.Backend.FAKE
     module.Backend.backend_capability[fake].append(NAME)
     module._NCCL_AVAILABLE = True
+    module._get_default_timeout = lambda backend: _TIMEOUT
     begin, make = module.init_process_group, module._new_process_group_helper
 
     def init_process_group(
@@ -55,7 +56,7 @@ def install(gpu: Dispatch) -> None:
             gpu.facts["ranks"] = f"rank {rank} of {world_size}; the others were not run"
         begin(
             backend,
-            timeout=timeout or _TIMEOUT,
+            timeout=timeout,
             world_size=world_size,
             rank=rank,
             store=FakeStore(),

@@ -6,6 +6,7 @@ replaced, so every thread sees the same.  In C++ the device is ``vgpu:0``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -34,12 +35,14 @@ class Face:
 
     def __init__(self, gpu: Dispatch) -> None:
         self.gpu = gpu
+        self._is_forked = False
+        """In a process that the run forked, as data loaders do: CUDA refuses to work there."""
 
     def to_device(self, device: Any) -> Any:
         """A device argument of the user's code as C++ gets it.
 
         Raises:
-            RuntimeError: ``cuda:1`` and above, as on a machine with one card.
+            RuntimeError: ``cuda:1`` and above, as on a machine with one card; or a forked process.
         """
         if device is None or isinstance(device, bool):
             return device
@@ -50,12 +53,22 @@ class Face:
             if not isinstance(named, torch.device) or named.type != "cuda":
                 return device
             index = named.index
+        if self._is_forked:
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
+                "you must use the 'spawn' start method"
+            )
         if index is not None and index > 0:
             _C._cuda_setDevice(index)  # which raises
         return self.gpu.device
 
+    def _forked(self) -> None:
+        self._is_forked = True
+        torch.cuda._is_in_bad_fork = lambda: True
+
     def install(self) -> None:
         """Replaces attributes of ``torch.Tensor`` and functions of ``torch``."""
+        os.register_at_fork(after_in_child=self._forked)
         _install_properties()
         self._install_moves()
         factories.install(self.to_device)

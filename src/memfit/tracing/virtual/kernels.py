@@ -7,11 +7,13 @@ composite kernel and one for CUDA are named here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from memfit.tracing.virtual.dispatch import Dispatch
+from memfit.tracing.virtual.special import empty, empty_strided
 
 _CUDA_BESIDE_COMPOSITE = (
     "_chunk_cat",
@@ -53,8 +55,8 @@ def register(gpu: Dispatch) -> list[torch.library.Library]:
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(gpu.run, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
-    for name in ("empty.memory_format", "empty_strided"):
-        kernel = _kernel(gpu, _resolve(name))
+    for name, make in (("empty.memory_format", empty), ("empty_strided", empty_strided)):
+        kernel = partial(make, gpu)
         aten.impl(name, kernel, "PrivateUse1")
         # Python that was not told another device says cuda to C++, on builds with and without it.
         aten.impl(name, kernel, "CUDA", allow_override=True)

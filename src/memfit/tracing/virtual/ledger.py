@@ -8,6 +8,7 @@ does not fit is predicted to its end, and the replay says where it would have di
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,6 +121,17 @@ class Ledger:
         with self._lock:
             getattr(self.allocator, action)()
             self.actions.append(Action(len(self._events), action))
+
+    def forget_span(self) -> None:
+        """Takes back what happened since the last ``begin``; the run must end here."""
+        with self._lock:
+            end = bisect_left(self._event_spans, len(self.spans) - 1)
+            for event in self._events[end:]:
+                if event < 0:
+                    self.blocks[-event - 1].died = -1
+            del self._events[end:], self._event_spans[end:]
+            del self.blocks[self.first_of_span :]
+            self.actions = [action for action in self.actions if action.event < end]
 
     def timeline(self, device: str, facts: dict[str, str]) -> Timeline:
         """All of it, as a record."""

@@ -94,9 +94,17 @@ class Progress:
 
     # ------------------------------------------------------------------ where the script is
 
-    def finish(self) -> None:
-        """The script ends here: what came after the last step is none of it."""
-        self._decide("eval")
+    def finish(self, *, is_stopped: bool) -> None:
+        """The script ends here, by itself or because it is stopped.
+
+        The beginning of a step that is not taken is left out, and so is what dies at a script's
+        end; what it still allocates there is of no step, and called an evaluation.
+        """
+        ledger = self._gpu.ledger
+        if self._undecided is not None:
+            if is_stopped or ledger.first_of_span == len(ledger.blocks):
+                ledger.forget_span()
+            self._decide("eval")
 
     def _begin(self, phase: str) -> None:
         self._decide(phase)
@@ -115,12 +123,17 @@ class Progress:
 
     def _begin_training(self, phase: str) -> None:
         """Forward or backward, outside everything: perhaps of a new step."""
+        self._advance()
+        self._outer = phase
+        self._begin(phase)
+
+    def _advance(self) -> None:
+        """What follows belongs to the step after those that are done."""
         if self.steps_done >= self._num_steps and self._all_have_stepped():
+            self.finish(is_stopped=True)
             self._at_end(self)
             raise Stop
         self._step = self.steps_done + 1
-        self._outer = phase
-        self._begin(phase)
 
     def _all_have_stepped(self) -> bool:
         """A GAN's two optimizers take turns: both belong to a step."""
@@ -172,10 +185,13 @@ class Progress:
         return run
 
     def _step_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = _parameters(optimizer)
         if not self._counts.get(optimizer):
             self._use(parameters, Use.PARAMETER)
-        self._use([p.grad for p in parameters], Use.GRADIENT)
+        self._use_gradients(parameters)
+        done = self._counts.get(optimizer, 0)
+        if not self._inside and self._step == self.steps_done == done:
+            self._advance()  # its passes come in a closure
         self._inside.append("optimizer")
         self._begin("optimizer")
 
@@ -188,6 +204,8 @@ class Progress:
         else:
             self._outer = "optimizer"
             self._leave_open()
+        parameters = _parameters(optimizer)
+        self._use_gradients(parameters)
         self._use(pytree.tree_leaves(list(optimizer.state.values())), Use.OPTIMIZER_STATE)
 
     # ------------------------------------------------------------------ what its tensors are
@@ -202,8 +220,17 @@ class Progress:
             if is_virtual(tensor):
                 self._gpu.name_block(tensor, name)
 
+    def _use_gradients(self, parameters: list[torch.Tensor]) -> None:
+        """Of what the optimizer updates, and of all else that a backward pass reached."""
+        met = [parameter for root in self._roots for parameter in root.parameters()]
+        self._use([parameter.grad for parameter in [*parameters, *met]], Use.GRADIENT)
+
     def _use(self, values: list[Any], use: Use) -> None:
         # A DTensor's memory is its local tensor's.
         local = [getattr(value, "_local_tensor", value) for value in values]
         tensors = [value for value in local if isinstance(value, torch.Tensor)]
         self._gpu.use([tensor for tensor in tensors if is_virtual(tensor)], use)
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -29,6 +29,8 @@ from memfit.tracing.virtual import (
     autocast,
     backend,
     composites,
+    counting,
+    encoder_layer,
     kernels,
     rnn,
     shape_rules,
@@ -131,6 +133,8 @@ def start(
             *autocast.register(version),
             *attention.register(gpu, on_card),
             *composites.register(version),
+            *counting.register(gpu),
+            *encoder_layer.register(gpu, on_card),
             *rnn.register(gpu, on_card),
             *shape_rules.register(),
         ]
@@ -142,7 +146,7 @@ def start(
 def where(gpu: Dispatch, modules: ModulePaths) -> str:
     """Where an error was raised."""
     span = gpu.ledger.spans[-1]
-    module = modules.last or "no module"
+    module = modules.last or "the model itself"
     return f"This was in step {span.step}, {span.name}, in {module}."
 
 

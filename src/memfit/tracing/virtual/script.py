@@ -8,6 +8,7 @@ passes of modules, calls of the autograd engine, steps of optimizers.
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 import traceback
@@ -103,7 +104,6 @@ def trace_script_here(
 
     def end(progress: Progress) -> None:
         if not ends:
-            progress.finish()
             if not gpu.ledger.blocks:
                 gpu.facts["no GPU"] = f"{path.name} put nothing on the GPU"
             if _settings_of(os.environ) != settings_before:
@@ -126,15 +126,18 @@ def trace_script_here(
         except SystemExit as error:
             if error.code not in (None, 0) and not ends:
                 raise ScriptFailed(
-                    f"{path} ended itself with {_say_code(error.code)}\n{where(gpu, modules)}"
+                    f"{path} ended itself with {_say_code(error.code)}. {where(gpu, modules)}"
                 ) from None
         except BadInput:
             if not ends:
                 raise
         except Exception as error:
             if not ends:
-                raise ScriptFailed(f"{_own_traceback(error)}{where(gpu, modules)}") from None
+                raise ScriptFailed(
+                    f"{path} raised an error. {where(gpu, modules)}\n{_own_traceback(error)}"
+                ) from None
         if not ends:
+            progress.finish(is_stopped=False)
             end(progress)
     return ends[0]
 
@@ -142,7 +145,9 @@ def trace_script_here(
 def _print_to_stderr() -> None:
     """What the script prints, and what its processes print, is not the command's answer."""
     os.dup2(2, 1)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stdout = io.TextIOWrapper(
+        io.FileIO(1, "w", closefd=False), encoding="utf-8", errors="replace", line_buffering=True
+    )
 
 
 def _warn_as_python_does() -> None:
@@ -181,7 +186,7 @@ def _own_traceback(error: BaseException) -> str:
         frames = [frame for frame in seen.stack if not frame.filename.startswith(_OWN)]
         seen.stack = traceback.StackSummary.from_list(frames)
         seen = seen.__cause__ or seen.__context__
-    return "".join(shown.format())
+    return "".join(shown.format()).rstrip()
 
 
 def _say_code(code: Any) -> str:

@@ -19,7 +19,7 @@ from memfit.tracing.virtual.dispatch import Dispatch
 from memfit.tracing.virtual.host import HostMemory
 from memfit.tracing.virtual.memory import is_virtual
 from memfit.tracing.virtual.saved_files import SavedFiles
-from memfit.tracing.virtual.storages import view_of, view_or_bytes
+from memfit.tracing.virtual.storages import block_like, view_of
 
 _FIRST = 0
 """Before torch's own packages, which begin at 10 (torch/serialization.py)."""
@@ -76,7 +76,7 @@ def rebuild(
     if is_on_gpu and (loading is None or loading.wants_gpu()):
         base = bases.get(key)
         if base is None:
-            base = bases[key] = view_or_bytes(gpu, like, num_bytes)
+            base = bases[key] = block_like(gpu, like, num_bytes)
         tensor = view_of(base, offset, size, stride, dtype)
         if values is not None:
             known = gpu.shadows.give(tensor, num_bytes)
@@ -164,13 +164,14 @@ def _install_torch(files: SavedFiles) -> None:
         if loading is None or not tensor.is_cpu or address not in loading.to_gpu:
             return tensor
         base = loading.bases.get(address)
+        num_bytes = storage._untyped_storage.nbytes()
         if base is None:
-            num_bytes = storage._untyped_storage.nbytes()
-            base = loading.bases[address] = view_or_bytes(_Saved.gpu, tensor, num_bytes)
-            known = _Saved.gpu.shadows.give(base, num_bytes)
-            if known is not None and base.shape == tensor.shape:
-                known.copy_(tensor)
-        return view_of(base, offset, size, stride, tensor.dtype)
+            base = loading.bases[address] = block_like(_Saved.gpu, tensor, num_bytes)
+        there = view_of(base, offset, size, stride, tensor.dtype)
+        known = _Saved.gpu.shadows.give(there, num_bytes)
+        if known is not None:
+            known.copy_(tensor)
+        return there
 
     package._utils._rebuild_tensor = rebuild_loaded
 

@@ -175,19 +175,37 @@ def _index(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
     return gpu.empty(list(result.size()), list(result.stride()), result.dtype, "aten::index")
 
 
-def _empty(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
-    dtype = kwargs.get("dtype") or torch.get_default_dtype()
-    size = list(args[0])
-    memory_format = kwargs.get("memory_format")
+def empty(
+    gpu: Dispatch,
+    size: list[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """The kernel of ``aten::empty.memory_format``."""
+    dtype = dtype or torch.get_default_dtype()
+    size = list(size)
     if memory_format in (torch.channels_last, torch.channels_last_3d):
         meta = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format)
         return gpu.empty(size, list(meta.stride()), dtype)
     return gpu.empty(size, None, dtype)
 
 
-def _empty_strided(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
-    dtype = kwargs.get("dtype") or torch.get_default_dtype()
-    return gpu.empty(list(args[0]), list(args[1]), dtype)
+def empty_strided(
+    gpu: Dispatch,
+    size: list[int],
+    stride: list[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """The kernel of ``aten::empty_strided``."""
+    return gpu.empty(list(size), list(stride), dtype or torch.get_default_dtype())
 
 
 HANDLERS: dict[str, Handler] = {
@@ -211,7 +229,5 @@ HANDLERS: dict[str, Handler] = {
     "aten::masked_select": _masked_select,
     "aten::index": _index,
     "aten::_unsafe_index": _index,
-    "aten::empty": _empty,
-    "aten::empty_strided": _empty_strided,
 }
 """Base name -> what serves it first; NotImplemented leaves it to the fallback."""

@@ -12,7 +12,7 @@ import torch
 
 from memfit.tracing.memory import storage_address
 from memfit.tracing.virtual.dispatch import CPU_KEYS, Dispatch
-from memfit.tracing.virtual.memory import extent_bytes, is_virtual
+from memfit.tracing.virtual.memory import is_virtual
 
 _Storage: Any = torch.UntypedStorage
 _CUDA = torch.device("cuda", 0)
@@ -31,19 +31,23 @@ def whole_like(gpu: Dispatch, tensor: torch.Tensor, memo: dict[Any, Any]) -> tor
     num_bytes = gpu.storage_bytes(tensor)
     base = memo.get(key)
     if base is None:
-        base = memo[key] = view_or_bytes(gpu, tensor, num_bytes)
-        known = gpu.shadows.of(tensor)
-        values = gpu.shadows.give(base, num_bytes) if base.shape == tensor.shape else None
-        if known is not None and values is not None:
-            values.copy_(known)
-    return view_of(base, int(tensor.storage_offset()), tensor.size(), tensor.stride(), tensor.dtype)
+        base = memo[key] = block_like(gpu, tensor, num_bytes)
+    offset = int(tensor.storage_offset())
+    twin = view_of(base, offset, tensor.size(), tensor.stride(), tensor.dtype)
+    known = gpu.shadows.of(tensor)
+    values = gpu.shadows.give(twin, num_bytes)
+    if known is not None and values is not None:
+        values.copy_(known)
+    return twin
 
 
-def view_or_bytes(gpu: Dispatch, like: torch.Tensor, num_bytes: int) -> torch.Tensor:
-    """A fresh block: shaped as the tensor where that covers its storage, else of bytes."""
-    size, stride = list(like.shape), list(like.stride())
-    if extent_bytes(size, stride, like.dtype) == num_bytes:
-        return gpu.empty(size, stride, like.dtype, "aten::clone")
+def block_like(gpu: Dispatch, like: torch.Tensor, num_bytes: int) -> torch.Tensor:
+    """A fresh block, contiguous: of the tensor's shape or numel where it covers its storage."""
+    covers = like.numel() * like.element_size() == num_bytes
+    if covers and like.is_contiguous():
+        return gpu.empty(list(like.shape), None, like.dtype, "aten::clone")
+    if covers:
+        return gpu.empty([like.numel()], [1], like.dtype, "aten::clone")
     return gpu.empty([num_bytes], [1], torch.uint8, "aten::clone")
 
 

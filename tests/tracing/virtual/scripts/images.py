@@ -27,7 +27,6 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model.to("cuda:0", memory_format=torch.channels_last)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1).cuda()
-    how = {"num_workers": 2, "pin_memory": True, "persistent_workers": True}
     loader = DataLoader(
         Images(),
         batch_size=8,

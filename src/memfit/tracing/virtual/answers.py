@@ -23,8 +23,9 @@ _CUDA_OF_TORCH = {(2, 6): "12.4", (2, 7): "12.6", (2, 8): "12.8", (2, 9): "12.8"
 """CUDA of the wheels that ``pip install torch`` gives; from 2.11 on it is 13.0 (pytorch.org,
 "Previous PyTorch Versions", and RELEASE.md's compatibility matrix)."""
 
-_CUDNN = 91002
-"""cuDNN 9.10.2, which the wheels of torch 2.8 to 2.10 ask for (METADATA, Requires-Dist)."""
+_CUDNN = 91900
+"""cuDNN 9.19.0, which torch 2.11's wheel for CUDA 13.0 asks for (METADATA, Requires-Dist); other
+versions differ in the second number."""
 
 _OUT_OF_RANGE = (
     "CUDA error: invalid device ordinal\n"

@@ -10,8 +10,7 @@ Structured ops arrive in their ``.out`` form, when C++ has allocated the outputs
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,91 +19,21 @@ from torch.utils import _pytree as pytree
 from memfit.errors import BadInput
 from memfit.tracing.calls import Call, TensorSpec, call_below, describe, rebuild, wrap_numbers
 from memfit.tracing.hidden.cuda.kernels import Kernels
-from memfit.tracing.hidden.cuda.steps import ESTIMATE
-from memfit.tracing.hidden.cuda.table import COVERED, UNKNOWN, sequence
+from memfit.tracing.hidden.cuda.table import UNKNOWN, sequence
 from memfit.tracing.hidden.sequences import Give, Keep, Output, Sequence, Take
 from memfit.tracing.log import Use
-from memfit.tracing.memory import storage_address
 from memfit.tracing.modules import ModulePaths
 from memfit.tracing.shapes import Fresh, Outputs, infer_outputs
 from memfit.tracing.values import is_small, user_line
+from memfit.tracing.virtual.blocks import CPU_KEYS, DeviceBlocks
+from memfit.tracing.virtual.kinds import Handler, Kind, kind_of
 from memfit.tracing.virtual.ledger import Ledger
-from memfit.tracing.virtual.memory import DeviceMemory, contiguous_strides, extent_bytes, is_virtual
+from memfit.tracing.virtual.memory import is_virtual
 from memfit.tracing.virtual.outputs import OnHost, as_cuda
-from memfit.tracing.virtual.values import Shadows
-
-CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-"""The kernels of views, which touch sizes only, serve any device from here."""
-
-_MAKES_EMPTY = {"aten::empty", "aten::empty_strided"}
-
-_MIXES_DEVICES = {
-    "aten::copy_",
-    "aten::_copy_from",
-    "aten::_copy_from_and_resize",
-    "aten::_foreach_copy_",
-    "aten::index",
-    "aten::index_put",
-    "aten::index_put_",
-    "aten::_index_put_impl_",
-    "aten::_unsafe_index",
-    "aten::set_",
-}
-"""Ops that take host tensors beside the device's, as indices or as what is copied."""
-
-_OVERWRITES = {
-    "aten::fill_",
-    "aten::zero_",
-    "aten::copy_",
-    "aten::random_",
-    "aten::normal_",
-    "aten::uniform_",
-    "aten::bernoulli_",
-    "aten::exponential_",
-}
-"""In-place ops that do not read what they write into."""
-
-_LOSS_OPS = {
-    "aten::_log_softmax",
-    "aten::binary_cross_entropy",
-    "aten::binary_cross_entropy_with_logits",
-    "aten::mse_loss",
-}
-"""Ops whose first argument is what a loss is computed from: blocks of its size are its logits."""
-
-Handler = Callable[["Dispatch", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What the schema of an op says, and who serves it."""
-
-    name: str
-    """``aten::add_``, without the overload."""
-
-    is_view: bool
-    written: tuple[tuple[int, str], ...]
-    """(position, name) of the arguments it writes."""
-
-    outs: frozenset[str]
-    """Names of its ``out`` arguments."""
-
-    returns_written: bool
-    is_random: bool
-    overwrites: bool
-    """Whether it does not read what it writes into."""
-
-    mixes_devices: bool
-    is_sized_by_values: bool
-    is_loss: bool
-    is_covered: bool
-    """Whether its kernel may take memory beside its outputs."""
-
-    handler: Handler | None
-
-
-class Dispatch:
-    """The virtual GPU's kernels over a ledger."""
+class Dispatch(DeviceBlocks):
+    """The virtual GPU's kernels: the blocks of its tensors, and the ops that make them."""
 
     def __init__(
         self,
@@ -114,13 +43,7 @@ class Dispatch:
         kernels: Kernels,
         handlers: dict[str, Handler],
     ) -> None:
-        self.device = device
-        self.ledger = ledger
-        self.shadows = Shadows()
-        self.memory = DeviceMemory(self._freed)
-        self.stream = 0
-        """The number of the current CUDA stream."""
-
+        super().__init__(device, ledger, modules)
         self.libraries: list[torch.library.Library] = []
         """What keeps the kernels registered."""
 
@@ -130,7 +53,6 @@ class Dispatch:
         self.facts: dict[str, str] = {}
         """What the run asked for and got otherwise: the Timeline's facts say so."""
 
-        self._modules = modules
         self._kernels = kernels
         self._handlers = handlers
         self._kinds: dict[int, Kind] = {}
@@ -138,119 +60,7 @@ class Dispatch:
 
         self._outputs: dict[Call, Outputs] = {}
         self._sequences: dict[tuple[Call, int, bool], Sequence | None] = {}
-        self._numbers: dict[int, int] = {}
         self._kept: set[tuple[str, bool, int]] = set()
-        self._loss_numel = 0
-        self._closed = False
-
-    # ------------------------------------------------------------------ what the tracer asks
-
-    def use(self, tensors: list[torch.Tensor], use: Use) -> None:
-        """Says what the blocks behind these tensors are."""
-        for tensor in tensors:
-            number = self._number_of(tensor)
-            if number is not None:
-                block = self.ledger.blocks[number]
-                # What is copied from the host is an input, unless it is known to be more.
-                if use is not Use.INPUT or block.use is Use.UNKNOWN:
-                    block.use = use
-
-    def name_block(self, tensor: torch.Tensor, module: str) -> None:
-        """Says whose the block behind a tensor is, which was made before its owner had a name."""
-        number = self._number_of(tensor)
-        if number is not None:
-            self.ledger.blocks[number].module = module
-
-    def call_estimate(self, tensor: torch.Tensor) -> None:
-        """Says that the size of the block behind a tensor is only estimated."""
-        number = self._number_of(tensor)
-        if number is not None:
-            self.ledger.blocks[number].origin = ESTIMATE
-
-    def begin(self, phase: str, step: int) -> None:
-        """What follows belongs to this phase of this step."""
-        self._loss_numel = 0
-        self.ledger.begin(phase, step)
-
-    def close(self) -> None:
-        """What dies from now on dies with the process."""
-        self._closed = True
-
-    def storage_bytes(self, tensor: torch.Tensor) -> int:
-        """Bytes of the storage behind a tensor of this device."""
-        number = self._number_of(tensor)
-        return 0 if number is None else self.ledger.blocks[number].num_bytes
-
-    def bytes_at(self, address: int) -> int:
-        """Bytes of the storage at an address."""
-        number = self._numbers.get(address)
-        return 0 if number is None else self.ledger.blocks[number].num_bytes
-
-    def resize_storage(self, address: int, num_bytes: int) -> None:
-        """``storage.resize_``: CUDA takes the new memory before it frees the old."""
-        old = self._numbers.pop(address, None)
-        if num_bytes:
-            module = self._modules.current()
-            self._numbers[address] = self.ledger.take(
-                num_bytes,
-                "resize_",
-                module,
-                dtype=torch.uint8,
-                size=[num_bytes],
-                stream=self.stream,
-            )
-        if old is not None:
-            self.ledger.free(old)
-        self.shadows.forget_address(address)
-
-    def _number_of(self, tensor: torch.Tensor) -> int | None:
-        return self._numbers.get(storage_address(tensor)) if tensor.numel() else None
-
-    # ------------------------------------------------------------------ making tensors
-
-    def empty(
-        self, size: list[int], stride: list[int] | None, dtype: torch.dtype, op: str = "aten::empty"
-    ) -> torch.Tensor:
-        """A tensor in a block of its own, without values."""
-        if stride is None:
-            stride = contiguous_strides(size)
-            num_bytes = prod(size) * dtype.itemsize
-        else:
-            num_bytes = extent_bytes(size, stride, dtype)
-        tensor, address = self.memory.tensor(size, stride, dtype, num_bytes)
-        if num_bytes:
-            number = self.ledger.take(
-                num_bytes,
-                op,
-                self._modules.current(),
-                dtype=dtype,
-                size=size,
-                numel=num_bytes // dtype.itemsize,
-                in_module=self._modules.in_forward,
-                stream=self.stream,
-            )
-            self._numbers[address] = number
-            if num_bytes // dtype.itemsize == self._loss_numel:
-                self.ledger.blocks[number].use = Use.LOSS
-        return tensor
-
-    def with_values(self, values: torch.Tensor, op: str) -> torch.Tensor:
-        """A tensor of this device that holds ``values``, a host tensor, where it is small."""
-        tensor = self.empty(list(values.shape), list(values.stride()), values.dtype, op)
-        self._fill(tensor, values)
-        return tensor
-
-    def _fill(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        """Makes the values of a tensor known, where it is small."""
-        shadow = self.shadows.give(tensor, self.storage_bytes(tensor))
-        if shadow is not None and values.numel():
-            shadow.copy_(values)
-
-    def _freed(self, address: int) -> None:
-        self.shadows.forget_address(address)
-        number = self._numbers.pop(address, None)
-        if number is not None and not self._closed:
-            self.ledger.free(number)
 
     # ------------------------------------------------------------------ the fallback kernel
 
@@ -305,7 +115,7 @@ class Dispatch:
             if isinstance(leaf, Fresh):
                 leaves[place] = made = self.empty(leaf.size, leaf.stride, leaf.dtype, kind.name)
                 if known is not None:
-                    self._fill(made, known[place])
+                    self.fill(made, known[place])
 
         if kind.is_covered:
             self._take_beside(kind, call, count, output)
@@ -339,12 +149,6 @@ class Dispatch:
                 self._keep(event, inside.origin)
         for number in scratch.values():
             self.ledger.free(number)
-
-    def take(self, num_bytes: int, op: str, origin: str) -> int:
-        """Scratch of a kernel; the block's number, for ``ledger.free``."""
-        return self.ledger.take(
-            num_bytes, op, self._modules.current(), origin=origin, stream=self.stream
-        )
 
     def _keep(self, event: Keep, origin: str) -> None:
         """Handles and their workspaces belong to a thread: autograd's has its own."""
@@ -425,25 +229,6 @@ class Dispatch:
             kind.name,
         )
 
-    def name_made(self, tensors: list[torch.Tensor], op: str) -> None:
-        """These tensors, if C++ or a factory made them empty, were made for ``op`` to write."""
-        blocks = self.ledger.blocks
-        for tensor in tensors:
-            number = self._number_of(tensor)
-            if number is not None and blocks[number].op in _MAKES_EMPTY:
-                blocks[number].op = op
-
-    def resize(self, tensor: torch.Tensor, size: list[int]) -> None:
-        """``resize_``: a larger block where the storage is too small, row-major."""
-        strides = contiguous_strides(size)
-        needed = extent_bytes(size, strides, tensor.dtype)
-        offset = int(tensor.storage_offset())
-        set_to = torch.ops.aten.set_.source_Tensor_storage_offset
-        source = tensor
-        if needed + offset * tensor.element_size() > self.storage_bytes(tensor):
-            source = self.empty(size, strides, tensor.dtype)
-        set_to.redispatch(CPU_KEYS, tensor, source, offset, size, strides)
-
     # ------------------------------------------------------------------ values
 
     def _are_known(self, tensors: list[torch.Tensor]) -> bool:
@@ -518,31 +303,9 @@ class Dispatch:
                 block.use = Use.LOSS
 
     def _learn_kind(self, op: torch._ops.OpOverload) -> Kind:
-        schema = op._schema
-        aliases = [value.alias_info for value in schema.returns]
-        written = tuple(
-            (position, argument.name)
-            for position, argument in enumerate(schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        )
-        name = op.name().partition(".")[0]
-        if name in UNKNOWN:
-            self.unknown_scratch.add(name)
-        kind = self._kinds[id(op)] = Kind(
-            name,
-            is_view=any(alias is not None and not alias.is_write for alias in aliases),
-            written=written,
-            outs=frozenset(argument.name for argument in schema.arguments if argument.is_out),
-            returns_written=bool(aliases) and all(alias is not None for alias in aliases),
-            is_random=torch.Tag.nondeterministic_seeded in op.tags,
-            overwrites=name in _OVERWRITES,
-            mixes_devices=name in _MIXES_DEVICES
-            or name.startswith(("aten::_foreach", "aten::_fused_")),
-            is_sized_by_values=torch.Tag.dynamic_output_shape in op.tags,
-            is_loss=name in _LOSS_OPS,
-            is_covered=name in COVERED,
-            handler=self._handlers.get(name),
-        )
+        kind = self._kinds[id(op)] = kind_of(op, self._handlers)
+        if kind.name in UNKNOWN:
+            self.unknown_scratch.add(kind.name)
         return kind
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from memfit.tracing.virtual.dispatch import CPU_KEYS, Dispatch
+from memfit.tracing.virtual.blocks import CPU_KEYS
+from memfit.tracing.virtual.dispatch import Dispatch
 
 RELU, TANH, LSTM, GRU = 0, 1, 2, 3
 """cudnnRNNMode_t."""

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from memfit.tracing.log import Use
-from memfit.tracing.virtual.dispatch import CPU_KEYS, Dispatch, Handler
+from memfit.tracing.virtual.blocks import CPU_KEYS
+from memfit.tracing.virtual.dispatch import Dispatch
+from memfit.tracing.virtual.kinds import Handler
 from memfit.tracing.virtual.memory import is_virtual
 
 _Args = tuple[Any, ...]

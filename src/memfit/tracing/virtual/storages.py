@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from memfit.tracing.memory import storage_address
-from memfit.tracing.virtual.dispatch import CPU_KEYS, Dispatch
+from memfit.tracing.virtual.blocks import CPU_KEYS
+from memfit.tracing.virtual.dispatch import Dispatch
 from memfit.tracing.virtual.memory import is_virtual
 
 _Storage: Any = torch.UntypedStorage

@@ -29,7 +29,7 @@ class ModulePaths:
         self._owners: list[str] = [""]
         self._handles: list[Any] = []
         self._last = ""
-        self._error: BaseException | None = None
+        self._error = 0
 
     def __enter__(self) -> ModulePaths:
         self._handles = [
@@ -83,8 +83,9 @@ class ModulePaths:
         if self._stack:  # it was not entered if another pre-hook raised
             left = self._stack.pop()
         error = sys.exc_info()[1]  # PyTorch calls the hook while it handles the error
-        if error is not None and error is not self._error:
-            self._error, self._last = error, left
+        if error is not None and id(error) != self._error:
+            # Not the error itself: its frames hold tensors, and checkpointing stops by an error.
+            self._error, self._last = id(error), left
         self._note()
 
     def _note(self) -> None:

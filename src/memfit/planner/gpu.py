@@ -113,6 +113,11 @@ def predict_script(
             f"{path} allocated nothing on the GPU: does it move its model there, and does it do "
             'its work when it is run (under `if __name__ == "__main__":`)?'
         )
+    conf = traced.timeline.facts.get("PYTORCH_ALLOC_CONF")
+    if conf is not None and alloc_conf is None:  # the script sets it for itself
+        rig = rig_of(
+            device, budget_bytes=budget_bytes, torch_version=torch_version, alloc_conf=conf
+        )
     fraction = traced.timeline.facts.get("per_process_memory_fraction")
     if fraction is not None:
         rig = rig.with_fraction(float(fraction))

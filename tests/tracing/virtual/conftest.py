@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch._dynamo  # once here, or every child would import it
+import torch._dynamo  # noqa: F401  # once here, or every child would import it
 
 from memfit.allocator.version import TorchVersion
 from memfit.devices.catalog import find
@@ -26,7 +26,7 @@ def run_on_gpu(
 
 @pytest.fixture
 def on_gpu() -> Callable[..., Any]:
-    """``on_gpu(function, card="rtx-4090", version="2.13")`` -> what ``function()`` returns there."""
+    """``on_gpu(function, card=..., version=...)`` -> what ``function()`` returns there."""
     return lambda function, card="rtx-4090", version="2.13": run_on_gpu(function, card, version)[0]
 
 

@@ -1,4 +1,4 @@
-"""The virtual GPU's kernels: outputs without data, values where they are known, memory as CUDA's."""
+"""The virtual GPU's kernels: outputs without data, known values, memory as CUDA takes it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --quiet --no-compile --constrain
 # are (which this variable would forbid if it were set), not all beforehand, which takes a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-torch check format benchmarks clean
+.PHONY: help demo test test-torch check format benchmarks accuracy clean
 .NOTPARALLEL:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make check       lint, types, and who may import whom"
 	@echo "make format      format the code"
 	@echo "make benchmarks  print what the benchmarks measure"
+	@echo "make accuracy    predict what others measured, and write docs/accuracy.md: minutes"
 	@echo "make test-torch TORCH=2.14.1"
 	@echo "                 run the tests of the virtual GPU with another torch"
 	@echo "make clean       remove what make has made, the demo's run included"
@@ -57,6 +58,10 @@ format: $(VENV)/.test
 benchmarks: $(VENV)/.test
 	$(BIN)/python benchmarks/records.py
 	$(BIN)/python benchmarks/prediction.py
+
+# Installs an older transformers into build/, for the rows that were measured with it.
+accuracy: $(VENV)/.test
+	$(BIN)/python -m benchmarks.accuracy
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -29,7 +29,8 @@ class Alignment:
     """Events that stand opposite an event alike."""
 
     num_same_block: int
-    """Of those: allocations, and frees of a block whose allocation stands opposite too."""
+    """Of those: allocations, and frees of a block whose allocation stands opposite too, or whose
+    allocation neither stream holds."""
 
     only_recorded: tuple[int, ...]
     """Positions of the recording's events that nothing stands opposite."""
@@ -72,9 +73,15 @@ def align(recorded: Sequence[Event], predicted: Sequence[Event]) -> Alignment:
     right = [(block > 0, num_bytes) for block, num_bytes in predicted]
     pairs = common_subsequence(left, right)
     opposite = {recorded[i][0]: predicted[j][0] for i, j in pairs if recorded[i][0] > 0}
-    same = sum(
-        recorded[i][0] > 0 or opposite.get(-recorded[i][0]) == -predicted[j][0] for i, j in pairs
-    )
+    born = {block for block, _ in predicted if block > 0}
+
+    def is_same(recorded_block: int, predicted_block: int) -> bool:
+        if recorded_block > 0:
+            return True
+        met = opposite.get(-recorded_block)
+        return met == -predicted_block or (met is None and -predicted_block not in born)
+
+    same = sum(is_same(recorded[i][0], predicted[j][0]) for i, j in pairs)
     met_left, met_right = {i for i, _ in pairs}, {j for _, j in pairs}
     return Alignment(
         num_recorded=len(recorded),
@@ -86,9 +93,7 @@ def align(recorded: Sequence[Event], predicted: Sequence[Event]) -> Alignment:
     )
 
 
-def common_subsequence(
-    left: Sequence[object], right: Sequence[object]
-) -> list[tuple[int, int]]:
+def common_subsequence(left: Sequence[object], right: Sequence[object]) -> list[tuple[int, int]]:
     """Positions of equal items, ascending in both, as many as there can be.
 
     Raises:

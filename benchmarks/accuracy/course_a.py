@@ -1,9 +1,9 @@
 """Course model A: the decoder of a university course, as its rows and recordings describe it.
 
-Linear layers are einsums over untransposed weights; RMSNorm, the rotary embedding, softmax and SwiGLU
-are written out op by op, without biases, dropout or weight tying.  The names of local variables
-decide how long a temporary lives, so they follow the recordings: a tensor that was freed when its
-function returned has a name here, one that was freed at once has none.
+Linear layers are einsums over untransposed weights; RMSNorm, the rotary embedding, softmax and
+SwiGLU are written out op by op, without biases, dropout or weight tying.  The names of local
+variables decide how long a temporary lives, so they follow the recordings: a tensor that was freed
+when its function returned has a name here, one that was freed at once has none.
 
 Letters: B batch, T positions, D model width, H heads, K head width, F feed-forward width.
 """

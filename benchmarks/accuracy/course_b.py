@@ -1,8 +1,8 @@
 """Course model B: another decoder of the course, with its loss and its Adam, op by op.
 
-Built on the GPU; the tables of the rotary embedding and the causal mask are made on the CPU and moved
-at every call.  As in ``course_a``, a local variable has a name where the recording shows that
-its tensor lives until the function returns.
+Built on the GPU; the tables of the rotary embedding and the causal mask are made on the CPU and
+moved at every call.  As in ``course_a``, a local variable has a name where the recording shows
+that its tensor lives until the function returns.
 
 Letters: B batch, T positions, D = 512 model width, H = 16 heads, K = 32 head width, F = 1344.
 """
@@ -164,7 +164,7 @@ class Block(nn.Module):
         x = x + attended
         normed2 = self.norm2(x)
         fed = self.ffn(normed2)
-        return x + fed
+        return x + fed  # type: ignore[no-any-return]
 
 
 class CourseModelB(nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "build" / "transformers-4.51.3"
@@ -22,6 +23,15 @@ PACKAGES = (
     "charset-normalizer",
     "certifi",
 )
+
+MODELS = (
+    "BertForSequenceClassification",
+    "GPT2LMHeadModel",
+    "GPTNeoForCausalLM",
+    "OPTForCausalLM",
+    "T5ForConditionalGeneration",
+)
+"""The classes of the rows' models."""
 
 
 def install() -> Path:
@@ -40,7 +50,11 @@ def install() -> Path:
 
 
 def enter(folder: Path) -> None:
-    """Puts the folder first on this process's path, and loads what every prediction needs."""
+    """Puts the folder first on this process's path, and loads what predictions fork with."""
     sys.path.insert(0, str(folder))
     import torch._dynamo  # noqa: F401  # torch.optim loads it: once here, not in every fork
-    import transformers.models.auto  # noqa: F401
+
+    transformers = import_module("transformers")
+    transformers.logging.set_verbosity_error()
+    for name in MODELS:
+        getattr(transformers, name)

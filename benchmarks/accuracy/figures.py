@@ -14,6 +14,22 @@ import numpy as np
 from memfit.records.replay import Replay
 from memfit.records.timeline import PHASES, Timeline
 
+NAMES = (
+    "init allocated",
+    "init reserved",
+    "after forward",
+    "after backward",
+    "after optimizer",
+    "end",
+    "peak after forward",
+    "peak allocated",
+    "peak reserved",
+    "peak above start",
+    "device",
+    "device growth",
+)
+"""All names of figures; the last two are of what is outside the allocator (``predict``)."""
+
 _END_OF = {
     "after forward": "forward",
     "after backward": "backward",

@@ -1,14 +1,14 @@
-"""docs/accuracy.md, written from the results.  No torch."""
+"""docs/accuracy.md, written from the results into ``page.md``.  No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
 from benchmarks.accuracy.alignment import Comparison
-from benchmarks.accuracy.models_in_words import GROUPS, INTRODUCTION, METHOD
 from benchmarks.accuracy.results import Prediction, Result, percentile, results_of
-from benchmarks.accuracy.rows import Row
+from benchmarks.accuracy.rows import Row, group_words
 from benchmarks.accuracy.text import (
     percent,
     stream_words,
@@ -17,29 +17,33 @@ from benchmarks.accuracy.text import (
     verdicts,
 )
 
+TEMPLATE = Path(__file__).with_name("page.md")
+
 
 def page(
     rows: Sequence[Row], predictions: Sequence[Prediction], comparisons: Sequence[Comparison]
 ) -> str:
     """The whole page."""
     results = results_of(rows, predictions)
-    pairs = list(zip(rows, predictions, strict=True))
-    parts = [INTRODUCTION, *_summary(rows, predictions, results), METHOD]
-    for group, members in groupby(pairs, key=lambda pair: pair[0].group):
-        parts += _group(group, list(members), [r for r in results if r.row.group == group])
-    if comparisons:
-        parts += _recordings(comparisons)
-    return "\n".join(parts).rstrip() + "\n"
+    words = group_words()
+    groups: list[str] = []
+    for name, members in groupby(
+        zip(rows, predictions, strict=True), key=lambda pair: pair[0].group
+    ):
+        groups += [f"## {name}", "", words[name], ""]
+        groups += _group(list(members), [r for r in results if r.row.group == name])
+    return TEMPLATE.read_text().format(
+        summary="\n".join(_summary(rows, predictions, results)),
+        groups="\n".join(groups).rstrip(),
+        recordings="\n".join(_recordings(comparisons)),
+    )
 
 
 def _summary(
     rows: Sequence[Row], predictions: Sequence[Prediction], results: Sequence[Result]
 ) -> list[str]:
     lines = [
-        "## In short",
-        "",
-        "| what | figures | exact | median | 95th percentile | worst | most under | under | "
-        "inside the stated range |",
+        "| what | figures | exact | median | 95 % | worst | most under | under | in range |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for kind, one in summaries(results).items():
@@ -48,20 +52,16 @@ def _summary(
             f"{_part(one.percentile_95)} | {_part(one.worst)} | {_part(one.most_under)} | "
             f"{100 * one.under_rate:.0f} % | {one.num_inside_range} |"
         )
-    lines += ["", f"{verdict_words(verdicts(rows, predictions)).capitalize()}.", ""]
-    return lines
+    return [*lines, "", f"{verdict_words(verdicts(rows, predictions))}."]
 
 
 def _part(part: float) -> str:
     return percent(part).removeprefix("+")
 
 
-def _group(
-    group: str, members: Sequence[tuple[Row, Prediction]], results: Sequence[Result]
-) -> list[str]:
-    lines = [f"## {group}", "", GROUPS[group], ""]
+def _group(members: Sequence[tuple[Row, Prediction]], results: Sequence[Result]) -> list[str]:
     urls = list(dict.fromkeys(row.url for row, _ in members))
-    lines += [_sources(urls), ""]
+    lines = [_sources(urls), ""]
     numbers = {url: number for number, url in enumerate(urls, 1)}
     if results:
         lines += [
@@ -70,10 +70,11 @@ def _group(
         ]
         lines += [_line(result, numbers[result.row.url]) for result in results]
         lines.append("")
+    lines += _not_predicted(members)
     lines += _out_of_memory(members, numbers)
     lines += _causes(results)
     if any(row.published for row, _ in members):
-        lines += _published(members, results)
+        lines += _published(results)
     return lines
 
 
@@ -94,17 +95,23 @@ def _line(result: Result, source: int) -> str:
 
 
 def _range(result: Result) -> str:
-    low, high = (
-        bound - result.predicted_bytes for bound in (result.low_bytes, result.high_bytes)
-    )
+    low, high = (bound - result.predicted_bytes for bound in (result.low_bytes, result.high_bytes))
     if low == high == 0:
         return ""
     words = f"{low:+,} to {high:+,}" if low else f"up to {high:+,}"
     return words if result.is_inside_range else f"{words}: outside"
 
 
+def _not_predicted(members: Sequence[tuple[Row, Prediction]]) -> list[str]:
+    return [
+        f"**{row.name}** was not predicted: {prediction.error}\n"
+        for row, prediction in members
+        if prediction.error
+    ]
+
+
 def _out_of_memory(
-    members: Sequence[tuple[Row, Prediction]], numbers: dict[str, int]
+    members: Sequence[tuple[Row, Prediction]], numbers: Mapping[str, int]
 ) -> list[str]:
     failed = [(row, prediction) for row, prediction in members if not row.fits]
     if not failed:
@@ -130,11 +137,9 @@ def _causes(results: Sequence[Result]) -> list[str]:
     return [*lines, ""]
 
 
-def _published(
-    members: Sequence[tuple[Row, Prediction]], results: Sequence[Result]
-) -> list[str]:
+def _published(results: Sequence[Result]) -> list[str]:
     """Beside what other predictors answered for the rows that fitted."""
-    names = list(dict.fromkeys(name for row, _ in members for name in row.published))
+    names = list(dict.fromkeys(name for result in results for name in result.row.published))
     ours = [abs(result.error) for result in results]
     lines = ["| predictor | median error | worst |", "|---|--:|--:|"]
     lines.append(f"| memfit | {_spread(ours)} |")
@@ -152,9 +157,16 @@ def _spread(errors: Sequence[float]) -> str:
 
 
 def _recordings(comparisons: Sequence[Comparison]) -> list[str]:
-    lines = ["## Recorded streams", "", GROUPS["Recorded streams"], ""]
-    lines += ["| recording | result |", "|---|---|"]
+    if not comparisons:
+        return []
+    lines = [
+        "## Recorded streams",
+        "",
+        "Every allocation and free in order with the bytes asked for, recorded and predicted.",
+        "",
+        "| recording | result |",
+        "|---|---|",
+    ]
     lines += [f"| {one.title} | {stream_words(one)} |" for one in comparisons]
-    lines.append("")
-    lines += [f"- {one.title}: {one.causes}" for one in comparisons if one.causes]
-    return lines
+    causes = [f"- {one.title}: {one.causes}" for one in comparisons if one.causes]
+    return [*lines, "", *causes] if causes else lines

@@ -20,17 +20,27 @@ from memfit.records.timeline import Timeline
 from memfit.tracing.virtual.run import trace_on_gpu
 from memfit.units import MiB
 
-V100_CONTEXT_BYTES = 1343 * MiB
-"""Measured by the source of the bert-large rows, which prints nvidia-smi's figure before any model
-is there (transformers' perf_train_gpu_one, 2022; CUDA before lazy loading)."""
+V100_CONTEXT_BYTES = (1343 - 2) * MiB
+"""nvidia-smi's figure of the source of the bert-large rows (transformers' perf_train_gpu_one, 2022)
+once a first tiny tensor is on the card, less the allocator's segment that holds that tensor."""
 
-DRIVER_GROWTH_BYTES = growth_bytes().low
-"""What the driver was seen to take once kernels run: 26 MiB at the first cuBLAS call and 4 MiB at
-the first cuDNN call on a Tesla T4."""
+OLD_WORKSPACES_BYTES = 2 * 8_519_680
+"""cuBLAS workspaces are the allocator's since torch 1.13 (pytorch/pytorch#83461), so an older torch
+may have reserved so much less."""
 
-LENGTHS = ((128, 128, 128, 128), (112, 128, 128, 128), (96, 128, 128, 128))
-"""Padded lengths of the four batches of an xMem run: all at the limit, or the first one shorter,
-as far as batches of a dozen lines and more ever are."""
+DRIVER_GROWTH_BYTES = growth_bytes().num_bytes
+"""What the driver takes once kernels run, as ``memfit predict`` has it."""
+
+XMEM_REPEATS = 0.003
+"""By how much equal runs of xMem's source differ, at the median."""
+
+XMEM_BATCHES: tuple[dict[str, Any], ...] = (
+    {},
+    {"padded": False},
+    *({"lengths": (length, 128, 128, 128)} for length in (112, 96, 64)),
+)
+"""What the batches of an xMem run may have been: lines that are padded to 128 tokens; lines that
+all reach them; or a first batch whose longest line is shorter.  The first one is predicted."""
 
 
 def predict(row: Row) -> Prediction:
@@ -38,8 +48,8 @@ def predict(row: Row) -> Prediction:
     started = time.perf_counter()
     prediction = Prediction()
     if row.kind == "xmem":
-        for lengths in LENGTHS if row.fits else LENGTHS[:1]:
-            _add(prediction, row, _trace(row, lengths=lengths))
+        for batches in XMEM_BATCHES if row.fits else XMEM_BATCHES[:1]:
+            _add(prediction, row, _trace(row, **batches))
     else:
         _add(prediction, row, _trace(row))
     prediction.seconds = time.perf_counter() - started
@@ -53,37 +63,40 @@ def _trace(row: Row, **changes: Any) -> Timeline:
 
 def _add(prediction: Prediction, row: Row, timeline: Timeline) -> None:
     """Takes one Timeline into the prediction: the first one gives the values, all the ranges."""
-    first = not prediction.num_events
-    version = TorchVersion.parse(row.torch)
-    limited = row.kind == "xmem" or not row.fits
+    is_first = not prediction.num_events
     room = capacity_bytes(row, find(row.gpu))
-    for number, policy in enumerate(POLICIES):
+    for policy in POLICIES:
         replay = replay_on_cuda(
             timeline,
-            version=version,
+            version=TorchVersion.parse(row.torch),
             addresses=policy,
-            capacity_bytes=room if limited else None,
+            capacity_bytes=room if row.kind == "xmem" or not row.fits else None,
         )
-        for name in (figure.name for figure in row.figures):
-            value = _read(name, timeline, replay)
-            prediction.lows[name] = min(prediction.lows.get(name, value), value)
-            prediction.highs[name] = max(prediction.highs.get(name, value), value)
-            if first and number == 0:
-                prediction.values[name] = value
-        if first and number == 0:
+        leads = is_first and policy == row.addresses
+        for figure in row.figures:
+            low, value, high = _read(figure.name, timeline, replay)
+            prediction.lows[figure.name] = min(prediction.lows.get(figure.name, low), low)
+            prediction.highs[figure.name] = max(prediction.highs.get(figure.name, high), high)
+            if leads:
+                prediction.values[figure.name] = value
+        if leads:
             prediction.num_alloc_retries = replay.num_alloc_retries
             failed = replay.out_of_memory_event >= 0
             prediction.fits = not failed and int(replay.reserved.max()) <= room
     prediction.num_events = len(timeline.events)
 
 
-def _read(name: str, timeline: Timeline, replay: Replay) -> int:
-    """Figures that include what is outside the allocator, and those that do not."""
+def _read(name: str, timeline: Timeline, replay: Replay) -> tuple[int, int, int]:
+    """A figure with the least and the most it may be, what is outside the allocator included."""
     if name == "device":
-        return figures.read("peak reserved", timeline, replay) + V100_CONTEXT_BYTES
+        value = figures.read("peak reserved", timeline, replay) + V100_CONTEXT_BYTES
+        return value - OLD_WORKSPACES_BYTES, value, value + DRIVER_GROWTH_BYTES
     if name == "device growth":
-        return figures.read("peak reserved", timeline, replay) + DRIVER_GROWTH_BYTES
-    return figures.read(name, timeline, replay)
+        reserved = figures.read("peak reserved", timeline, replay)
+        grown = reserved + DRIVER_GROWTH_BYTES
+        return round(reserved * (1 - XMEM_REPEATS)), grown, round(grown * (1 + XMEM_REPEATS))
+    value = figures.read(name, timeline, replay)
+    return value, value, value
 
 
 def capacity_bytes(row: Row, card: Device) -> int:

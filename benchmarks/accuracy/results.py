@@ -18,7 +18,7 @@ class Prediction:
 
     lows: dict[str, int] = field(default_factory=dict)
     highs: dict[str, int] = field(default_factory=dict)
-    """Figure -> the least and the most over address policies, and over batches' lengths if asked."""
+    """Figure -> the least and the most over address policies and, for xMem, batches' lengths."""
 
     fits: bool = True
     num_alloc_retries: int = 0

@@ -57,6 +57,9 @@ class Row:
     arguments: Mapping[str, Any]
     """What the run is called with."""
 
+    addresses: str = "ascending"
+    """How the driver of that machine puts segments: the policy of the first prediction."""
+
     figures: tuple[Figure, ...] = ()
     """Empty where the run ran out of memory."""
 
@@ -65,10 +68,17 @@ class Row:
 
     notes: str = ""
     causes: Mapping[str, str]
-    """Figure -> why the prediction differs from it, ``*`` for all; found by looking, kept by hand."""
+    """Figure -> why the prediction differs from it, ``*`` for all; kept by hand."""
 
     published: Mapping[str, int]
     """Other predictors -> what they answered, in bytes."""
+
+
+def group_words(path: Path = PATH) -> dict[str, str]:
+    """Group -> what is assumed of its runs."""
+    with path.open("rb") as file:
+        groups = tomllib.load(file)["group"]
+    return {name: group["words"].strip() for name, group in groups.items()}
 
 
 def load(path: Path = PATH) -> tuple[Row, ...]:

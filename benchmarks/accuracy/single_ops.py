@@ -88,3 +88,62 @@ def head_and_cross_entropy(
             observer.phase("backward")
             value.backward()
     observer.phase("save")
+
+
+def written_out_attention(
+    observer: Observer, *, batch_size: int, seq_len: int, head_width: int
+) -> None:
+    """Attention whose softmax is written out, its sum and one backward."""
+
+    def softmax(x: Tensor) -> Tensor:
+        largest = torch.max(x, dim=-1, keepdim=True)[0]
+        exponentials = torch.exp(x - largest)
+        total = torch.sum(exponentials, dim=-1, keepdim=True)
+        return exponentials / total
+
+    def attend() -> Tensor:
+        scores = torch.einsum("...qk,...sk->...qs", q, k) / math.sqrt(head_width)
+        weights = softmax(scores)
+        return torch.einsum("...qs,...sk->...qk", weights, v)
+
+    observer.phase("init")
+    shape = (batch_size, seq_len, head_width)
+    q = torch.randn(shape, device="cuda", requires_grad=True)
+    k = torch.randn(shape, device="cuda", requires_grad=True)
+    v = torch.randn(shape, device="cuda", requires_grad=True)
+    observer.step(1)
+    observer.phase("forward")
+    out = attend()
+    loss = out.sum()
+    observer.phase("backward")
+    loss.backward()
+    observer.phase("save")
+
+
+def linear_forwards(
+    observer: Observer, *, batch_size: int, in_features: int, out_features: int
+) -> None:
+    """Three forwards of one ``nn.Linear``; each output lives until the next one is there."""
+    observer.phase("init")
+    layer = torch.nn.Linear(in_features, out_features, device="cuda")
+    for step in range(1, 4):
+        observer.step(step)
+        observer.phase("forward")
+        x = torch.randn(batch_size, in_features, device="cuda")
+        y = layer(x)
+    observer.phase("save")
+    del x, y
+
+
+def cross_entropy_alone(observer: Observer, *, num_tokens: int, vocab_size: int) -> None:
+    """Cross entropy of bf16 logits and its backward."""
+    observer.phase("init")
+    dtype = torch.bfloat16
+    logits = torch.randn(num_tokens, vocab_size, device="cuda", dtype=dtype, requires_grad=True)
+    labels = torch.randint(0, vocab_size, (num_tokens,), device="cuda")
+    observer.step(1)
+    observer.phase("forward")
+    loss = F.cross_entropy(logits, labels)
+    observer.phase("backward")
+    loss.backward()
+    observer.phase("save")

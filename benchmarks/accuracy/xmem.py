@@ -10,34 +10,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.accuracy.transformers_configs import CONFIGS
+from benchmarks.accuracy.transformers_models import CONFIGS, from_config
 from memfit.observer import Observer
 
 
 def model_of(name: str) -> nn.Module:
     """Made from its configuration on the host, its values left undefined."""
-    import transformers
-    from transformers.modeling_utils import no_init_weights
-
-    kind, changes = CONFIGS[name]
-    config = getattr(transformers, kind)(**changes)
-    with no_init_weights():
-        if kind == "T5Config":
-            model: nn.Module = transformers.AutoModelForSeq2SeqLM.from_config(config)
-        else:
-            model = transformers.AutoModelForCausalLM.from_config(config)
-    model.tie_weights()  # type: ignore[operator]  # left out with the values
+    is_t5 = CONFIGS[name][0] == "T5Config"
+    model = from_config(name, "AutoModelForSeq2SeqLM" if is_t5 else "AutoModelForCausalLM")
     return model.train()
 
 
-def padded_batch(batch_size: int, length: int, vocab_size: int) -> dict[str, Tensor]:
-    """One line of ``length`` tokens, the others half as long, as lines of text differ.
+def text_batch(batch_size: int, length: int, vocab_size: int, *, padded: bool) -> dict[str, Tensor]:
+    """Lines padded to ``length``: all but one are half as long, or all of them reach it.
 
     That there is padding at all decides whether a mask is built; how much of it does not matter.
     """
     input_ids = torch.randint(10, vocab_size, (batch_size, length))
     attention_mask = torch.ones(batch_size, length, dtype=torch.int64)
-    attention_mask[1:, length // 2 :] = 0
+    if padded:
+        attention_mask[1:, length // 2 :] = 0
     labels = input_ids.masked_fill(attention_mask == 0, -100)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
@@ -49,6 +41,7 @@ def train(
     optimizer: str,
     batch_size: int,
     lengths: tuple[int, ...] = (128, 128, 128, 128),
+    padded: bool = True,
     zero_grad_mode: int = 0,
 ) -> None:
     """An iteration for each of ``lengths``.
@@ -63,7 +56,7 @@ def train(
     for step, length in enumerate(lengths, 1):
         observer.step(step)
         observer.phase("forward")
-        cpu_batch = padded_batch(batch_size, length, vocab_size)
+        cpu_batch = text_batch(batch_size, length, vocab_size, padded=padded)
         batch = {name: tensor.to("cuda") for name, tensor in cpu_batch.items()}
         if zero_grad_mode == 0:
             stepper.zero_grad()

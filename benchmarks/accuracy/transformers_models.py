@@ -1,12 +1,15 @@
-"""Configurations of the published models that rows name, so that nothing is fetched.
+"""Models of transformers that rows name, from their configurations, so that nothing is fetched.
 
-Each holds what differs from the defaults of its class in transformers; the numbers are those of the
-``config.json`` at huggingface.co under the name that is the key.
+Each configuration holds what differs from the defaults of its class in transformers; the numbers
+are those of the ``config.json`` at huggingface.co under the name that is the key.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
+
+from torch import nn
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "openai-community/gpt2": ("GPT2Config", {}),
@@ -50,7 +53,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "T5-small": ("T5Config", {"decoder_start_token_id": 0}),
     "t5-base": (
         "T5Config",
-        {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "decoder_start_token_id": 0},
+        {
+            "d_model": 768,
+            "d_ff": 3072,
+            "num_layers": 12,
+            "num_heads": 12,
+            "decoder_start_token_id": 0,
+        },
     ),
     "bert-large-uncased": (
         "BertConfig",
@@ -75,3 +84,17 @@ PARAMETERS = {
     "bert-large-uncased": 335_143_938,
 }
 """Parameters, those that are tied counted once; BERT with a head for two classes."""
+
+
+def from_config(name: str, auto: str, **options: Any) -> nn.Module:
+    """The model ``name`` of the class ``auto``, on the host, its values left undefined.
+
+    Weights that are tied are tied; transformers leaves that out when it leaves out the values.
+    """
+    transformers = import_module("transformers")
+    kind, changes = CONFIGS[name]
+    config = getattr(transformers, kind)(**changes)
+    with import_module("transformers.modeling_utils").no_init_weights():
+        model: Any = getattr(transformers, auto).from_config(config, **options)
+    model.tie_weights()
+    return model  # type: ignore[no-any-return]

@@ -53,6 +53,7 @@ def test_options_about_the_host_and_graph_capture_are_passed_over() -> None:
         "graph_capture_record_stream_reuse:True"
     )
     assert parse_settings(text, V2_13) == Settings()
+    assert parse_settings("pinned_reserve_segment_size_mb:64", V2_13) == Settings()
 
 
 def test_a_list_of_divisions_names_sizes_in_mb_and_the_first_one_fills_those_below() -> None:
@@ -114,6 +115,11 @@ def test_numbers_are_read_as_c_reads_them() -> None:
             "Expected 'True' or 'False' at index 2 in ConfigTokenizer but got 'true'",
         ),
         ("expandable_segments:1", V2_8, "a single True/False argument for expandable_segments"),
+        ("pinned_use_background_threads:yes", V2_8, "argument for pinned_use_background_threads"),
+        ("release_lock_on_cudamalloc:1", V2_13, "Expected 'True' or 'False' at index 2"),
+        ("pinned_num_register_threads:3", V2_13, "register threads has to be power of 2"),
+        ("pinned_num_register_threads:256", V2_8, "should be less than or equal to 128"),
+        ("pinned_reserve_segment_size_mb:0", V2_13, "size has to be greater than 0"),
         ("per_process_memory_fraction:1.5", V2_13, r"is invalid, set it in \[0.0, 1.0\]"),
         ("expandable_segment:True", V2_13, "Unrecognized key 'expandable_segment' in CUDA alloc"),
         ("expandable_segment:True", V2_13, "nearest: expandable_segments"),

@@ -99,6 +99,61 @@ def test_a_gpu_that_is_too_small_ends_with_3_and_says_where_memory_runs_out():
     assert "It runs out of memory before the first step, init" in said.out
 
 
+CHATTY = """
+import torch
+import memfit
+
+print("the file is read")
+
+
+def loss(model, batch):
+    print("a loss is asked for")
+    return model(batch).sum()
+
+
+def end(model, batch):
+    raise SystemExit(3)
+
+
+def rows(batch_size, seq_len):
+    return torch.zeros(batch_size, 4)
+
+
+def linear():
+    return torch.nn.Linear(4, 4)
+
+
+job = memfit.Job(model=linear, batch=rows, loss=loss)
+ends = memfit.Job(model=linear, batch=rows, loss=end)
+"""
+
+
+@pytest.mark.parametrize("device", [("--gpu", "t4"), ()])
+def test_what_a_job_prints_is_not_the_answer(tmp_path, device):
+    (tmp_path / "chatty.py").write_text(CHATTY)
+
+    said = memfit("predict", f"{tmp_path}/chatty.py:job", *device, "--json")
+
+    assert json.loads(said.out)["fits"] == "yes"
+    assert said.err.startswith("the file is read\n")
+
+
+def test_a_job_that_exits_is_a_failure_with_its_place(tmp_path):
+    (tmp_path / "chatty.py").write_text(CHATTY)
+
+    said = memfit("predict", f"{tmp_path}/chatty.py:ends", "--gpu", "t4")
+
+    assert said.exit_code == 1
+    assert "ended its process with sys.exit(3). This was in step 1, forward." in said.err
+
+
+def test_an_empty_name_is_no_gpu_and_not_the_cpu():
+    said = memfit("predict", TARGET, "--gpu", "", "--seq-len", 4)
+
+    assert said.exit_code == 2
+    assert "no GPU is called ''" in said.err
+
+
 def test_lengths_that_vary_are_told_beside_the_longest():
     said = memfit("predict", TARGET, *ON_GPU, "--seq-len", "4..16", "--json")
 

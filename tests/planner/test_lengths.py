@@ -33,9 +33,11 @@ def test_both_ends_are_traced_and_the_longest_comes_last(shortest, more):
     assert lengths == sorted(set(lengths)) and len(lengths) <= 12
 
 
-@pytest.mark.parametrize("lengths", [(128, 64), (0, 4)])
-def test_what_is_no_range_is_refused(lengths):
-    with pytest.raises(BadInput, match="write the shortest first"):
+@pytest.mark.parametrize(
+    ("lengths", "why"), [((128, 64), "write the shortest first"), ((0, 4), "begin below 1")]
+)
+def test_what_is_no_range_is_refused(lengths, why):
+    with pytest.raises(BadInput, match=why):
         LengthRange(*lengths).check()
 
 

@@ -81,6 +81,19 @@ def test_estimated_workspaces_may_be_nothing_or_twice_as_large(rig):
     assert leanest(timeline).num_bytes.tolist() == [40 * MiB, 0]
 
 
+def test_estimates_that_move_only_the_allocated_peak_are_named_too(rig):
+    run = WrittenRun()
+    run.begin("forward", 1)
+    run.take(4 * MiB)  # of a segment of 20 MiB
+    run.take(2 * MiB, "workspace", origin="estimate")
+
+    found, allocated = parts(simulate(run.timeline(), rig), rig)
+
+    part = named(found)["estimated workspaces"]
+    assert (part.below_bytes, part.above_bytes) == (0, 0)
+    assert allocated == (4 * MiB, 8 * MiB)
+
+
 def test_without_estimates_a_run_is_its_own_leanest():
     timeline = training()
 

@@ -32,8 +32,9 @@ def test_the_peak_event_is_the_first_with_the_most_bytes_allocated() -> None:
     assert replay((1, 1, 1), (2, 9, 9), (3, 9, 20)).peak_event == 1
 
 
-def test_fragmentation_is_what_is_not_handed_out_when_the_most_is_reserved() -> None:
-    assert replay((1, 1, 1), (2, 9, 20), (3, 19, 20)).fragmentation_bytes == 11
+def test_fragmentation_is_what_is_never_handed_out_while_the_most_is_reserved() -> None:
+    assert replay((1, 1, 1), (2, 9, 20), (3, 17, 20), (1, 1, 20)).fragmentation_bytes == 3
+    assert replay((3, 19, 19), (1, 1, 20)).fragmentation_bytes == 19
 
 
 def test_an_empty_replay_has_no_peak() -> None:

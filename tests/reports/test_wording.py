@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from memfit.records.prediction import Attempt, Lengths, Moment, OutOfMemory
+from memfit.records.prediction import Attempt, Lengths, Moment, OutOfMemory, Uncertainty
 from memfit.records.recipe import Recipe
 from memfit.records.timeline import CATEGORIES
 from memfit.reports import wording
@@ -143,6 +143,25 @@ def test_the_rules_name_the_allocator_and_who_ran_the_step(gpu_prediction, predi
         "which repeat; the step was run by torch 2.13.0."
     )
     assert wording.rules(prediction) == ""
+
+
+def test_what_moves_only_the_allocated_peak_is_inside_what_is_reserved():
+    inside = Uncertainty(name="workspaces", below_bytes=0, above_bytes=0, reason="")
+
+    assert wording.change(inside) == "inside what is reserved"
+    assert wording.change(replace(inside, below_bytes=1 << 20)) == "−1.0 MiB"
+    assert wording.change(replace(inside, above_bytes=None)) == "not counted"
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "said"), [(0, "False; the"), (1, "; one step simulated; the")]
+)
+def test_a_run_of_at_most_one_step_is_not_said_to_repeat_or_not(gpu_prediction, num_steps, said):
+    simulation = replace(gpu_prediction.simulation, num_steps=num_steps, is_steady=False)
+    rules = wording.rules(replace(gpu_prediction, simulation=simulation))
+
+    assert said in rules
+    assert "repeat" not in rules
 
 
 def test_lengths_that_vary_are_told_beside_the_longest():

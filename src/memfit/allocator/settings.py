@@ -72,7 +72,20 @@ _SINCE = {
 }
 """Options and the first release that has them: the notes on CUDA and the release notes of each
 version, and the headers of torch 2.13.  Those about pinned (host) memory and graph capture change
-no size outside it: their values are skipped."""
+no size outside it: their values are checked where PyTorch checks them, and change nothing."""
+
+_BOOLEANS = frozenset(
+    {
+        "graph_capture_record_stream_reuse",
+        "pinned_use_background_threads",
+        "pinned_use_cuda_host_register",
+        "release_lock_on_cudamalloc",
+    }
+)
+"""Options that are True or False, and change no size."""
+
+_MAX_REGISTER_THREADS = 128
+"""``CUDAAllocatorConfig::pinned_max_register_threads``."""
 
 _SHARED_CONFIG = (2, 9)
 """From here on the options are read by the parser that all accelerators share."""
@@ -170,7 +183,23 @@ class _Parser:
             settings = replace(settings, expandable_segments=self._boolean(value, key, at))
         elif key == "throw_on_cudamalloc_oom":
             settings = replace(settings, throw_on_cudamalloc_oom=self._boolean(value, key, at))
+        elif key.replace("hip", "cuda") in _BOOLEANS:
+            self._boolean(value, key, at)
+        elif key == "pinned_num_register_threads":
+            self._check_threads(value)
+        elif key == "pinned_reserve_segment_size_mb" and self._integer(value) == 0:
+            raise self._refusal("Pinned reserve segment size has to be greater than 0")
         return settings, at
+
+    def _check_threads(self, value: str) -> None:
+        threads = self._integer(value)
+        if threads.bit_count() != 1:
+            raise self._refusal("Number of register threads has to be power of 2")
+        if threads > _MAX_REGISTER_THREADS:
+            raise self._refusal(
+                "Number of register threads should be less than or equal to "
+                f"{_MAX_REGISTER_THREADS}"
+            )
 
     def _large_segment(self, at: int) -> int:
         megabytes = self._integer(self._value(at, "large_segment_size_mb"))

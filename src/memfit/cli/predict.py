@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,7 +90,7 @@ def predict(
         optimizer=optimizer,
     )
     rules: dict[str, Any] = {
-        "device": gpu or device,
+        "device": device if gpu is None else gpu,
         "budget_bytes": choices.size_of(memory),
         "torch_version": torch,
         "alloc_conf": alloc_conf,
@@ -114,12 +116,13 @@ def _job(
     from memfit.models.target import resolve
     from memfit.planner.predict import predict as predict_job
 
-    job = resolve(target, vocab_size=vocab_size)
-    if rules["device"].lower() != "cpu":
-        # It forks: a bar's thread may hold a lock at that moment, which nobody then gives back.
-        return predict_job(job, recipe, seq_len=lengths, **rules)
-    with shown_progress(choices.stderr(), LEARNING) as on_learning:
-        return predict_job(job, recipe, seq_len=lengths, on_progress=on_learning, **rules)
+    with redirect_stdout(sys.stderr):  # what the job prints is not the command's answer
+        job = resolve(target, vocab_size=vocab_size)
+        if rules["device"].lower() != "cpu":
+            # It forks: a bar's thread may hold a lock at that moment, which nobody gives back.
+            return predict_job(job, recipe, seq_len=lengths, **rules)
+        with shown_progress(choices.stderr(), LEARNING) as on_learning:
+            return predict_job(job, recipe, seq_len=lengths, on_progress=on_learning, **rules)
 
 
 def _script(

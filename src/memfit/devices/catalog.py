@@ -69,7 +69,10 @@ def find(name: str) -> Device:
     """
     meant = matches(name)
     if not meant:
-        see = "`memfit gpus` lists all, and --memory 24GiB takes any size"
+        see = (
+            "`memfit gpus` lists all; for a card that is not among them, take one of its "
+            "generation and give its size with --memory"
+        )
         raise UnknownName("GPU", name, catalog(), see)
     if len(meant) > 1:
         names = " or ".join(card.name for card in meant)

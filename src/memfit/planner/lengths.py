@@ -43,7 +43,12 @@ class LengthRange(NamedTuple):
 
     def check(self) -> None:
         """Raises BadInput when it is not a range."""
-        if not 1 <= self.shortest <= self.longest:
+        if self.shortest < 1:
+            raise BadInput(
+                f"the lengths {self.shortest}..{self.longest} begin below 1: a sequence has at "
+                "least one token"
+            )
+        if self.shortest > self.longest:
             raise BadInput(
                 f"the lengths {self.shortest}..{self.longest} are no range: write the shortest "
                 "first, as in 64..128"

@@ -31,13 +31,15 @@ _UNBOUNDED = {
 }
 """Facts of a Timeline that a prediction should be weighed by, and why."""
 
+_ESTIMATED = "estimated workspaces"
+
 
 def parts(
     simulated: Simulated, rig: Rig, *, lengths: Lengths | None = None
 ) -> tuple[tuple[Uncertainty, ...], tuple[int, int]]:
     """All that is uncertain about a run on a rig, and the range of its allocated peak.
 
-    Only parts that can move the peak are listed.
+    Only parts that can move a peak are listed: the device's, or the allocated one alone.
     """
     others = [rig.replay(simulated.timeline, addresses=name) for name in rig.other_addresses]
     unlimited = simulated.unlimited
@@ -51,7 +53,7 @@ def parts(
             "driver puts segments is not known",
         ),
         _between(
-            "estimated workspaces",
+            _ESTIMATED,
             unlimited,
             estimated,
             "libraries choose kernels at run time: the workspaces are taken at nothing and at "
@@ -63,7 +65,14 @@ def parts(
         _estimate("driver's growth", rig.growth),
     ]
     allocated = [r.peak_allocated_bytes for r in (simulated.replay, unlimited, *others, *estimated)]
-    bounded = tuple(part for part in found if part.below_bytes or part.above_bytes)
+    moves_allocated = any(
+        replay.peak_allocated_bytes != unlimited.peak_allocated_bytes for replay in estimated
+    )
+    bounded = tuple(
+        part
+        for part in found
+        if part.below_bytes or part.above_bytes or (part.name == _ESTIMATED and moves_allocated)
+    )
     return bounded + _unbounded(simulated.timeline), (min(allocated), max(allocated))
 
 

@@ -96,11 +96,12 @@ class Replay:
 
     @property
     def fragmentation_bytes(self) -> int:
-        """Reserved but not handed out, at the moment the most is reserved."""
-        if not len(self.reserved):
-            return 0
-        moment = int(np.argmax(self.reserved))
-        return int(self.reserved[moment] - self.allocated[moment])
+        """Reserved but not handed out, at the fullest moment while the most is reserved.
+
+        Most of a run is at its highest reserved bytes, with caches that are full or empty.
+        """
+        idle = (self.reserved - self.allocated)[self.reserved == self.peak_reserved_bytes]
+        return int(idle.min()) if len(idle) else 0
 
     def save(self, path: Path, *, force: bool = False) -> None:
         """Writes the replay as one versioned file."""

@@ -117,19 +117,17 @@ def rules(prediction: Prediction) -> str:
     if simulation is None:
         return ""
     conf = f" with {simulation.alloc_conf}" if simulation.alloc_conf else ""
+    steps = f"; {_steps(prediction)} simulated" if simulation.num_steps else ""
     facts = prediction.timeline.facts
     ran = [f"{name} {facts[name]}" for name in ("torch", "transformers") if name in facts]
     by = f"; the step was run by {' and '.join(ran)}" if ran else ""
-    if prediction.lengths is not None:
+    if prediction.lengths is not None or simulation.num_steps < 2:
         end = ""
     elif simulation.is_steady:
         end = ", which repeat"
     else:
         end = ", which do not repeat"
-    return (
-        f"The allocator is that of torch {simulation.torch}{conf}; {_steps(prediction)} simulated"
-        f"{end}{by}."
-    )
+    return f"The allocator is that of torch {simulation.torch}{conf}{steps}{end}{by}."
 
 
 def bounds(least: int, most: int) -> str:
@@ -149,7 +147,7 @@ def change(part: Uncertainty) -> str:
         words.append(f"−{format_size(part.below_bytes)}")
     if part.above_bytes:
         words.append(f"+{format_size(part.above_bytes)}")
-    return ", ".join(words)
+    return ", ".join(words) or "inside what is reserved"
 
 
 def setting(prediction: Prediction) -> str:

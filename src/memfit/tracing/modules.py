@@ -52,6 +52,10 @@ class ModulePaths:
         """The path of the innermost module that an error left; else of the one that began last."""
         return self._last
 
+    def was_left_by(self, error: BaseException) -> bool:
+        """Whether ``error`` was raised inside a module, which ``last`` then names."""
+        return id(error) == self._error
+
     @property
     def in_forward(self) -> bool:
         """Whether a module's forward is running, in a recomputation too."""

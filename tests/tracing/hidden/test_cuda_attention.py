@@ -38,8 +38,8 @@ def test_few_queries_split_the_keys_and_keep_partial_outputs_in_fp32() -> None:
         ("take", 1, rows * 64),
         ("output", 2),
         ("output", 3),
-        ("give", 0),
         ("give", 1),
+        ("give", 0),
     ]
 
 

@@ -151,3 +151,23 @@ def test_a_small_tables_gradient_goes_by_atomics_since_2_11() -> None:
     parts = 65_536 // 10 + 256
     sort = radix_sort_pairs_bytes(65_536, 8, 8, 9, A100)
     assert sizes == {10: parts * 128 * 4, 11: max(256 * 128 * 4, sort)}
+
+
+def test_adding_at_a_mask_finds_its_places_first_and_frees_them_before_the_sort() -> None:
+    """The gradient of ``x[mask]`` with 7 of 64 rows chosen."""
+    gradient, mask, values = of(64, 100), of(64, dtype=torch.bool), of(7, 100)
+    events = inside(A100, "_index_put_impl_", gradient, (mask,), values, True, True)
+    assert events is not None
+    assert events[:6] == [
+        ("take", 0, 7 * 8),
+        ("take", 1, 7 * 8),
+        ("take", 2, 7 * 8),
+        ("give", 1),
+        ("give", 0),
+        ("take", 3, 7 * 8),
+    ]
+
+
+def test_adding_at_a_mask_among_other_indices_is_not_known() -> None:
+    listed = of(64, dtype=torch.bool), of(7, dtype=I64)
+    assert inside(A100, "_index_put_impl_", of(64, 100), listed, of(7), True, True) is None

@@ -252,6 +252,33 @@ def test_padding_by_reflection_copies_a_strided_input_as_recorded() -> None:
     ]
 
 
+def test_upsampling_a_strided_volume_copies_it_as_recorded() -> None:
+    data, output = of(1, 16, 4, 5, 6, stride=(1920, 1, 16, 64, 320)), of(1, 16, 8, 10, 12)
+    assert inside(A100, "upsample_nearest3d.out", data, (8, 10, 12), out=output) == [
+        ("take", 0, data.num_bytes),
+        ("give", 0),
+    ]
+
+
+def test_upsampling_copies_an_output_that_is_not_contiguous_before_the_input() -> None:
+    data = of(2, 3, 4, 5, stride=(60, 1, 15, 3))
+    output = of(2, 3, 8, 10, stride=(240, 1, 30, 3))
+    assert inside(A100, "upsample_nearest2d.out", data, (8, 10), out=output) == [
+        ("take", 0, output.num_bytes),
+        ("take", 1, data.num_bytes),
+        ("give", 1),
+        ("give", 0),
+    ]
+
+
+def test_upsampling_channels_last_images_of_four_channels_takes_nothing() -> None:
+    data = of(2, 4, 4, 5, stride=(80, 1, 20, 4))
+    output = of(2, 4, 8, 10, stride=(320, 1, 40, 4))
+    assert inside(A100, "upsample_nearest2d.out", data, (8, 10), out=output) is None
+    backward = "upsample_bilinear2d_backward.grad_input"
+    assert inside(A100, backward, output, (8, 10), data.shape, grad_input=data) is None
+
+
 # ------------------------------------------------------------------ the table
 
 

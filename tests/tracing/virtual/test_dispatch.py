@@ -94,6 +94,21 @@ def test_an_unknown_number_reads_as_1_and_the_line_is_named(traced_on_gpu: Trace
     assert f"{__file__}:{line}" in noted
 
 
+def test_a_loss_that_nobody_knows_is_taken_to_be_finite(on_gpu: OnGpu) -> None:
+    def run() -> Any:
+        values = torch.randn(600, 600, device="cuda", requires_grad=True)
+        loss = values.sum()
+        finite = torch.isfinite(loss), loss.isfinite(), values.isfinite().all()
+        return (
+            [bool(answer) for answer in finite],
+            bool(torch.isnan(loss)),
+            torch.equal(values, values),
+            torch.equal(values, torch.randn_like(values)),
+        )
+
+    assert on_gpu(run) == ([True, True, True], False, True, False)
+
+
 def test_a_write_of_unknown_values_makes_a_known_tensor_unknown(on_gpu: OnGpu) -> None:
     def run() -> float:
         x = torch.full((4,), 7.0, device="cuda")
@@ -155,7 +170,8 @@ def test_the_error_of_a_run_says_the_step_and_the_module(on_gpu: OnGpu) -> None:
 
     with pytest.raises(RuntimeError) as caught:
         on_gpu(run)
-    assert any("This was in step 0, init" in note for note in caught.value.__notes__)
+    where = "This was before the first step, init, in the model itself."
+    assert any(where in note for note in caught.value.__notes__)
     assert any("in run\n" in note for note in caught.value.__notes__)
 
 

@@ -154,6 +154,33 @@ def test_rms_norm_is_one_kernel_since_2_9(on_gpu: OnGpu, version: str, is_fused:
     assert (on_gpu(run, version=version) == "FusedRmsNormBackward0") is is_fused
 
 
+@pytest.mark.parametrize(("version", "sizes"), [("2.6", [4, 4, 4, 2, 2]), ("2.7", [4, 4, 4, 4, 2])])
+def test_rms_norm_of_bf16_is_weighed_in_fp32_since_2_7(
+    traced_on_gpu: OnGpu, version: str, sizes: list[int]
+) -> None:
+    def run() -> None:
+        norm = nn.RMSNorm(64, device="cuda", dtype=BF16)
+        x = torch.rand(16, 64, device="cuda", dtype=BF16)
+        mark()
+        norm(x)
+
+    _, timeline = traced_on_gpu(run, version=version)
+    large = [num_bytes for _, num_bytes in allocations(timeline) if num_bytes > 64]
+    assert large == [16 * 64 * size for size in sizes]
+
+
+def test_a_mask_as_index_takes_its_places_and_one_result(traced_on_gpu: OnGpu) -> None:
+    def run() -> list[int]:
+        x = torch.rand(64, 100, device="cuda")
+        mask = torch.rand(64, device="cuda") > 0.5
+        mark()
+        return list(x[mask].shape)
+
+    shape, timeline = traced_on_gpu(run)
+    assert shape == [64, 100]
+    assert allocations(timeline) == [("nonzero", 64 * 8), ("index", 64 * 100 * 4)]
+
+
 def test_dropout_keeps_a_mask_of_a_byte_an_element(traced_on_gpu: OnGpu) -> None:
     def run() -> None:
         x = torch.rand(1024, device="cuda", requires_grad=True)

@@ -188,7 +188,7 @@ def test_a_script_that_raises_shows_its_own_traceback_and_where_it_was() -> None
     script = str(SCRIPTS / "raises.py")
     (line,) = lines_with("raises", "raise KeyError")
     assert message.startswith(
-        f"{script} raised an error. This was in step 2, forward, in 1.\n"
+        f"{script} raised an error. This was in step 2, forward, in module 1.\n"
         "Traceback (most recent call last):\n"
     )
     assert f'File "{script}", line {line}, in forward' in message

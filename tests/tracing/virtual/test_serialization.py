@@ -45,6 +45,40 @@ def test_saved_files_can_be_moved_and_removed(on_gpu: OnGpu, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_model_that_the_trace_saved_is_read_by_safe_open(on_gpu: OnGpu, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    path = str(tmp_path / "model.safetensors")
+
+    def ask() -> Any:
+        from safetensors.torch import save_file
+
+        save_file({"weight": torch.randn(600, 600, device="cuda")}, path)
+        with safetensors.safe_open(path, framework="pt", device="cpu") as file:
+            part = file.get_slice("weight")[:2]
+            return list(file.keys()), tuple(part.shape), str(part.device)
+
+    assert on_gpu(ask) == (["weight"], (2, 600), "cpu")
+
+
+def test_a_file_that_is_there_is_not_written_over_by_python(on_gpu: OnGpu, tmp_path: Path) -> None:
+    real, log, fresh = tmp_path / "real.pt", tmp_path / "log.txt", tmp_path / "fresh.txt"
+    real.write_bytes(b"the real one")
+    log.write_text("of the real run")
+
+    def ask() -> Any:
+        with open(real, "wb") as file:
+            torch.save([1, 2], file)
+        fresh.write_text("written")
+        moved = tmp_path / "moved.txt"
+        moved.write_text("moved")
+        os.replace(moved, log)
+        return torch.load(real), log.read_text(), moved.exists()
+
+    assert on_gpu(ask) == ([1, 2], "moved", False)
+    assert (real.read_bytes(), log.read_text()) == (b"the real one", "of the real run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh.txt", "log.txt", "real.pt"]
+
+
 def test_tensors_are_loaded_where_map_location_says(on_gpu: OnGpu) -> None:
     def ask() -> Any:
         file = io.BytesIO()

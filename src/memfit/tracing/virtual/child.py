@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import pickle
@@ -23,6 +24,9 @@ from memfit.tracing.virtual.backend import NAME
 _LENGTH_BYTES = 8
 """An answer is preceded by its length: processes that the child started hold its pipe open."""
 
+_PR_SET_PDEATHSIG = 1
+"""Linux's prctl(2): the signal that a process gets when its parent dies."""
+
 _pipe = -1
 """In a child: where its answer goes."""
 
@@ -40,12 +44,14 @@ def in_child(work: Callable[[], Any]) -> Any:
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
+    parent = os.getpid()
     with warnings.catch_warnings():
         # The child starts no thread pool that the parent has (set_num_threads), as data loaders do.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         os.close(reading)
+        _die_with(parent)
         _do(work, writing)
     os.close(writing)
     try:
@@ -74,6 +80,14 @@ def answer_now(value: Any) -> NoReturn:
 def before_leaving(act: Callable[[], None]) -> None:
     """Something that a child does when it ends; a child runs no ``atexit`` functions."""
     _last_acts.append(act)
+
+
+def _die_with(parent: int) -> None:
+    """A parent that is killed leaves no child behind, where the system can do that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before
+            os._exit(1)
 
 
 def _do(work: Callable[[], Any], writing: int) -> NoReturn:

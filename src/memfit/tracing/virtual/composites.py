@@ -11,9 +11,13 @@ from typing import Any
 import torch
 
 from memfit.allocator.version import TorchVersion
+from memfit.tracing.virtual import old_einsum
 
 _FUSED_RMS_NORM = TorchVersion(2, 9)
 """Pull request 153666; before, a chain of pointwise ops and a mean."""
+
+_WEIGHED_IN_FP32 = TorchVersion(2, 7)
+"""Pull request 147203 (of 2025-03-08); before, half precision was cast back before the weight."""
 
 _LARGEST_BATCH = {True: 880801, False: 65535}
 """Of cuDNN's batch norm, by whether it trains (native/Normalization.cpp, batch norm backends)."""
@@ -30,7 +34,9 @@ def register(version: TorchVersion) -> list[torch.library.Library]:
         "_weight_norm": _weight_norm,
     }
     if version < _FUSED_RMS_NORM:
-        kernels["rms_norm"] = _rms_norm
+        kernels["rms_norm"] = _rms_norm if version >= _WEIGHED_IN_FP32 else _first_rms_norm
+    if version < old_einsum.EXCHANGED:
+        kernels["einsum"] = old_einsum.einsum
     aten = torch.library.Library("aten", "IMPL")
     for name, kernel in kernels.items():
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
@@ -58,17 +64,32 @@ def _rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> torch.Tensor:
-    """As composed up to 2.8 (native/layer_norm.cpp, rms_norm)."""
+    """As composed in 2.7 and 2.8 (native/layer_norm.cpp, rms_norm)."""
+    result = _normed(x, len(normalized_shape), eps)
+    if weight is not None:
+        result = result.mul(weight)
+    return result.contiguous().type_as(x)
+
+
+def _first_rms_norm(
+    x: torch.Tensor,
+    normalized_shape: list[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    """As composed up to 2.6: with a weight of fp32 the result is of fp32."""
+    result = _normed(x, len(normalized_shape), eps).type_as(x)
+    return result if weight is None else result.mul(weight)
+
+
+def _normed(x: torch.Tensor, num_dims: int, eps: float | None) -> torch.Tensor:
     is_half = x.dtype in (torch.float16, torch.bfloat16)
     wide = x.to(torch.float32 if is_half else x.dtype)
     if eps is None:
         eps = torch.finfo(wide.dtype).eps
-    dims = list(range(x.dim() - len(normalized_shape), x.dim()))
+    dims = list(range(x.dim() - num_dims, x.dim()))
     scale = torch.rsqrt(torch.pow(wide, 2).mean(dims, keepdim=True).add_(eps))
-    result = wide.mul(scale)
-    if weight is not None:
-        result = result.mul(weight)
-    return result.contiguous().type_as(x)
+    return wide.mul(scale)
 
 
 def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:

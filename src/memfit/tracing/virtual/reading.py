@@ -60,6 +60,18 @@ def _install_values(gpu: Dispatch) -> None:
         gpu.shadows.note_read()
         return to_list(torch.full(tensor.shape, tensor.dtype is not torch.bool, dtype=tensor.dtype))
 
+    is_finite = torch.isfinite
+
+    def isfinite(input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # torch's name
+        result = is_finite(input)
+        if is_virtual(result) and not gpu.shadows.is_known(result):
+            values = gpu.shadows.give(result, gpu.storage_bytes(result))
+            if values is not None:
+                values.fill_(True)  # training is taken to be healthy
+        return result
+
+    package: Any = torch
+    package.isfinite = _Tensor.isfinite = isfinite
     _Tensor.__repr__ = represent
     _Tensor.numpy = numpy
     _Tensor.tolist = tolist

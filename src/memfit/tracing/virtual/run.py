@@ -18,6 +18,7 @@ import torch
 from memfit.allocator.caching import CachingAllocator
 from memfit.allocator.settings import Settings
 from memfit.allocator.version import TorchVersion
+from memfit.errors import MemfitError
 from memfit.observer import Observer
 from memfit.records.device import Device
 from memfit.records.timeline import Timeline
@@ -32,6 +33,7 @@ from memfit.tracing.virtual import (
     counting,
     encoder_layer,
     kernels,
+    old_indexing,
     rnn,
     shape_rules,
     special,
@@ -52,6 +54,12 @@ class Traced(NamedTuple):
 
     stats: dict[str, int]
     """``torch.cuda.memory_stats()`` at its end."""
+
+
+class RunEnded(MemfitError):
+    """The run called ``sys.exit``."""
+
+    exit_code = 1
 
 
 def trace_on_gpu(
@@ -76,6 +84,7 @@ def trace_on_gpu(
 
     Raises:
         BadInput: the run needs values that a trace does not have.
+        RunEnded: it called ``sys.exit``.
         Exception: whatever ``run`` raises, with a note of the step and the module it was in.
     """
     traced: Traced = in_child(
@@ -100,8 +109,13 @@ def trace_here(
     with modules:
         try:
             value = run(watch)
+        except SystemExit as error:
+            raise RunEnded(
+                f"the job ended its process with sys.exit({error.code!r}). "
+                f"{where(gpu, modules, error)}"
+            ) from None
         except Exception as error:
-            error.add_note(where(gpu, modules))
+            error.add_note(where(gpu, modules, error))
             raise
     return outcome(gpu, card, version, value)
 
@@ -139,15 +153,20 @@ def start(
             *shape_rules.register(),
         ]
     Face(gpu).install()
+    old_indexing.install(version)
     answers.install(gpu, card)
     return gpu
 
 
-def where(gpu: Dispatch, modules: ModulePaths) -> str:
-    """Where an error was raised."""
+def where(gpu: Dispatch, modules: ModulePaths, error: BaseException) -> str:
+    """Where an error was raised: ``This was in step 2, forward, in module blocks.1.``"""
     span = gpu.ledger.spans[-1]
-    module = modules.last or "the model itself"
-    return f"This was in step {span.step}, {span.name}, in {module}."
+    step = f"in step {span.step}" if span.step else "before the first step"
+    if modules.was_left_by(error):
+        module = f", in module {modules.last}" if modules.last else ", in the model itself"
+    else:
+        module = f"; the last module to begin was {modules.last}" if modules.last else ""
+    return f"This was {step}, {span.name}{module}."
 
 
 def _facts(gpu: Dispatch, version: TorchVersion) -> dict[str, str]:

@@ -126,7 +126,8 @@ def trace_script_here(
         except SystemExit as error:
             if error.code not in (None, 0) and not ends:
                 raise ScriptFailed(
-                    f"{path} ended itself with {_say_code(error.code)}. {where(gpu, modules)}"
+                    f"{path} ended itself with {_say_code(error.code)}. "
+                    f"{where(gpu, modules, error)}"
                 ) from None
         except BadInput:
             if not ends:
@@ -134,7 +135,7 @@ def trace_script_here(
         except Exception as error:
             if not ends:
                 raise ScriptFailed(
-                    f"{path} raised an error. {where(gpu, modules)}\n{_own_traceback(error)}"
+                    f"{path} raised an error. {where(gpu, modules, error)}\n{_own_traceback(error)}"
                 ) from None
         if not ends:
             progress.finish(is_stopped=False)

@@ -178,6 +178,7 @@ def _install_torch(files: SavedFiles) -> None:
 
 def _install_safetensors(files: SavedFiles) -> None:
     try:
+        import safetensors
         import safetensors.torch as format_module
     except ImportError:
         return
@@ -192,8 +193,41 @@ def _install_safetensors(files: SavedFiles) -> None:
             return {name: tensor.to(device) for name, tensor in read(filename).items()}
         return torch.load(place, map_location=device)
 
+    open_real = safetensors.safe_open
+
+    def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **how: Any) -> Any:
+        place = files.find(filename)
+        if place is filename:
+            return open_real(filename, framework=framework, device=device, **how)
+        return _OpenedFile(torch.load(place, map_location=device))
+
+    _replace_everywhere(open_real, safe_open)
     _replace_everywhere(write, save_file)
     _replace_everywhere(read, load_file)
+
+
+class _OpenedFile:
+    """What ``safe_open`` gives of a file that was saved in the trace; a slice is its tensor."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def __enter__(self) -> _OpenedFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def metadata(self) -> dict[str, str]:
+        return {"format": "pt"}
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    get_slice = get_tensor
 
 
 def _replace_everywhere(function: Callable[..., Any], replacement: Callable[..., Any]) -> None:

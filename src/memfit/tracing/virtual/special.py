@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memfit.tracing.log import Use
+from memfit.tracing.memory import storage_address
 from memfit.tracing.virtual.blocks import CPU_KEYS
 from memfit.tracing.virtual.dispatch import Dispatch
 from memfit.tracing.virtual.kinds import Handler
@@ -103,7 +104,14 @@ def _is_healthy(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
     return _constant(gpu, args[0].size(), torch.bool, name == "aten::isfinite", name)
 
 
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    layout = (tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return storage_address(tensor), *layout
+
+
 def _equal(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
+    if all(map(is_virtual, args)) and _place(args[0]) == _place(args[1]):
+        return True
     first, second = (gpu.shadows.of(t) if is_virtual(t) else t for t in args)
     if first is None or second is None:
         return False
@@ -156,8 +164,8 @@ def _index(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
     known = [not is_virtual(index) or gpu.shadows.is_known(index) for index in present]
     if all(known) and not any(index.dtype in (torch.bool, torch.uint8) for index in present):
         return NotImplemented
-    if all(known) and gpu.shadows.is_known(tensor):
-        return NotImplemented
+    if "out" in kwargs or (all(known) and gpu.shadows.is_known(tensor)):
+        return NotImplemented  # C++ has found the places and allocated the result already
     metas: list[torch.Tensor | None] = []
     for index in indices:
         if index is None:

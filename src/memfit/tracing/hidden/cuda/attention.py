@@ -47,7 +47,7 @@ def flash(call: Call, num_outputs: int, kernels: Kernels) -> Sequence | None:
     unused_state = steps.take(_RNG_STATE_BYTES if is_made_twice else 0)
     for index in (3, 2) if dropout > 0 else (2, 3):
         steps.output(index)
-    steps.give(unused_state, sums, outputs)
+    steps.give(unused_state, outputs, sums)  # locals, last to first
     return steps.sequence()
 
 

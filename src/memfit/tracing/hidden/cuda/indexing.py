@@ -20,6 +20,7 @@ from memfit.tracing.hidden.cuda.steps import Steps
 from memfit.tracing.hidden.sequences import Sequence
 
 _INDEX_BYTES = 8
+_MASKS = (torch.bool, torch.uint8)
 
 
 def index_put(call: Call, num_outputs: int, kernels: Kernels) -> Sequence | None:
@@ -27,7 +28,8 @@ def index_put(call: Call, num_outputs: int, kernels: Kernels) -> Sequence | None
 
     native/cuda/Indexing.cu, index_put_with_sort_kernel; the order and sizes are those of recordings
     of torch 2.6 and 2.11 for one int64 index.  Indices are wrapped (``remainder``), multiplied by
-    their stride, and added up to a linear index; then sorted with their numbers.
+    their stride, and added up to a linear index; then sorted with their numbers.  A mask is turned
+    into places first; how many it has shows in the values.
     """
     target, values = tensor(call, 0), tensor(call, 2)
     listed = call.argument(1, ())
@@ -37,12 +39,16 @@ def index_put(call: Call, num_outputs: int, kernels: Kernels) -> Sequence | None
     steps.outputs()
     indices = [index for index in listed if isinstance(index, TensorSpec)]
     moved = [steps.take(values.dtype.itemsize if values.on_host else 0)]
-    has_mask = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
-    if has_mask:  # how many places a mask names is data
-        pass
-    elif indices and (call.argument(3, False) or kernels.deterministic):
-        _add_sorted(steps, target, listed, indices, values, kernels)
-    else:
+    has_mask = any(index.dtype in _MASKS for index in indices)
+    if indices and (call.argument(3, False) or kernels.deterministic):
+        places = _places(target, listed, values) if has_mask else ()
+        if places:
+            found = steps.take(len(places) * places[0].num_bytes)
+            listed = (*listed[: _first(listed)], *places)
+            _add_sorted(steps, target, listed, list(places), values, kernels, found)
+        elif not has_mask:
+            _add_sorted(steps, target, listed, indices, values, kernels)
+    elif not has_mask:
         moved += [steps.take(index.numel * _INDEX_BYTES) for index in indices if index.on_host]
     steps.give(*reversed(moved))
     return steps.sequence()
@@ -55,7 +61,9 @@ def _add_sorted(
     indices: list[TensorSpec],
     values: TensorSpec,
     kernels: Kernels,
+    *found: int,
 ) -> None:
+    """``found`` is freed when the linear index is there."""
     num_indices = prod(torch.broadcast_shapes(*[index.shape for index in indices]))
     each = num_indices * _INDEX_BYTES
     copy = steps.take(0 if target.is_contiguous else target.num_bytes)
@@ -67,7 +75,7 @@ def _add_sorted(
     linear = _scale(steps, indices[0], each)
     for index in indices[1:]:
         steps.give(_scale(steps, index, each))
-    steps.give(*casts)
+    steps.give(*casts, *found)
     slice_size, before = _sizes_around(target, listed)
     expected = num_indices * slice_size * before
     is_plain = values.numel == expected and values.is_contiguous
@@ -81,6 +89,25 @@ def _add_sorted(
     sorting = radix_sort_pairs_bytes(num_indices, 8, 8, num_bits_of(largest), kernels)
     steps.passing(sorting)
     steps.give(numbers, order, ordered, expanded, linear, copy)
+
+
+def _first(listed: tuple[TensorSpec | None, ...]) -> int:
+    """Where the first index stands."""
+    return next(place for place, index in enumerate(listed) if isinstance(index, TensorSpec))
+
+
+def _places(
+    target: TensorSpec, listed: tuple[TensorSpec | None, ...], values: TensorSpec
+) -> tuple[TensorSpec, ...]:
+    """The places of a mask that stands alone, one index for each of its dimensions."""
+    place = _first(listed)
+    mask = listed[place]
+    if len(listed) > place + 1 or mask is None:
+        return ()
+    rest = target.shape[:place] + target.shape[place + len(mask.shape) :]
+    count = values.numel // max(1, prod(rest))
+    one = TensorSpec((count,), (1,), torch.int64, 0, 0)
+    return (one,) * len(mask.shape)
 
 
 def _scale(steps: Steps, index: TensorSpec, num_bytes: int) -> int:

@@ -22,6 +22,7 @@ from memfit.tracing.hidden.cuda import (
     reductions,
     softmax,
     sorting,
+    upsampling,
     where,
 )
 from memfit.tracing.hidden.cuda.kernels import Kernels
@@ -61,6 +62,17 @@ _RULES: dict[str, Rule] = {
     **_named(copies.copy, "copy_"),
     **_named(copies.embedding, "embedding"),
     **_named(copies.pad, "reflection_pad1d reflection_pad2d reflection_pad3d"),
+    **_named(
+        upsampling.upsample,
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
+        "_upsample_nearest_exact2d _upsample_nearest_exact3d",
+    ),
+    **_named(
+        upsampling.upsample_backward,
+        "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward "
+        "_upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward "
+        "_upsample_nearest_exact3d_backward upsample_bilinear2d_backward",
+    ),
     **_named(norms.layer_norm, "native_layer_norm _fused_rms_norm"),
     **_named(norms.layer_norm_backward, "native_layer_norm_backward"),
     **_named(norms.rms_norm_backward, "_fused_rms_norm_backward"),

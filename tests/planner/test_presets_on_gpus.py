@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch._dynamo
+from transformers.models.gpt2 import modeling_gpt2
 
 from memfit.models.presets import preset
 from memfit.planner.predict import predict
 from memfit.records.recipe import Recipe
+
+IMPORTED_ONCE = (torch._dynamo, modeling_gpt2)
+"""Here and not in every child that traces."""
 
 CARDS = ("t4", "v100-32gb", "rtx-4090", "h100-80gb", "b200")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -185,6 +186,17 @@ def test_backward_has_a_workspace_of_its_own_as_in_the_engines_thread(
 
     _, timeline = traced_on_gpu(run, version="2.11")
     assert [size for _, size in allocations(timeline) if size > 10**6] == [8_519_680, 8_519_680]
+
+
+def test_a_workspace_has_the_size_that_the_environment_asks_for(
+    traced_on_gpu: TracedOnGpu,
+) -> None:
+    def run() -> None:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+        torch.ones(8, 64, device="cuda") @ torch.ones(64, 8, device="cuda")
+
+    _, timeline = traced_on_gpu(run)
+    assert ("cuBLAS workspace", 16 * 8 * 1024) in allocations(timeline)
 
 
 def test_a_process_that_has_run_backward_itself_can_trace(on_gpu: OnGpu) -> None:

@@ -9,6 +9,7 @@ Structured ops arrive in their ``.out`` form, when C++ has allocated the outputs
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -131,7 +132,11 @@ class Dispatch(DeviceBlocks):
         deterministic = torch.are_deterministic_algorithms_enabled()
         key = (call, num_outputs, deterministic)
         if key not in self._sequences:
-            on_card = replace(self._kernels, deterministic=deterministic)
+            on_card = replace(
+                self._kernels,
+                deterministic=deterministic,
+                cublas_workspace_config=os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
+            )
             self._sequences[key] = sequence(call, num_outputs, on_card)
         inside = self._sequences[key]
         if inside is None:

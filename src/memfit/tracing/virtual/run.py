@@ -87,6 +87,8 @@ def trace_on_gpu(
         RunEnded: it called ``sys.exit``.
         Exception: whatever ``run`` raises, with a note of the step and the module it was in.
     """
+    import torch._dynamo  # noqa: F401  # here, so that the child of the next trace has it too
+
     traced: Traced = in_child(
         lambda: trace_here(run, card=card, version=version, settings=settings, addresses=addresses)
     )

@@ -20,6 +20,9 @@ OnGpu = Callable[..., Any]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
+@pytest.mark.skipif(
+    torch.version.cuda is not None, reason="fake CUDA tensors ask a CUDA build for its driver"
+)
 def test_results_have_the_dtypes_that_cudas_own_lists_give(on_gpu: OnGpu) -> None:
     reference = in_child(lambda: on_fake_cuda(dtypes_under_autocast))
     known = {case: dtype for case, dtype in reference.items() if dtype != UNKNOWN}
@@ -37,7 +40,9 @@ def test_every_op_of_cudas_lists_has_a_policy_and_no_other_op() -> None:
         if name.startswith("aten::") and has_kernel(name, "AutocastCUDA")
     }
     elsewhere = {"_cudnn_rnn"}  # in rnn: it flattens its weights anew
-    assert cudas - elsewhere == autocast.listed(TorchVersion.parse(torch.__version__))
+    # Named tensors, which torch had up to 2.11, are not on the virtual GPU.
+    named = {name for name in cudas if "imname" in name or "names_" in name}
+    assert cudas - elsewhere - named == autocast.listed(TorchVersion.parse(torch.__version__))
 
 
 def test_a_weight_is_cast_once_in_a_region_and_dropped_at_its_end(traced_on_gpu: OnGpu) -> None:

@@ -16,7 +16,7 @@ from memfit.tracing.hidden.learn import resolve, zeros_for
 from memfit.tracing.log import Log
 from memfit.tracing.modules import ModulePaths
 from memfit.tracing.shapes import Fresh, infer_outputs
-from memfit.tracing.step import Watch
+from memfit.tracing.watch import Watch
 
 
 def described(leaf: Any) -> Any:

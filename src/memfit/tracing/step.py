@@ -5,12 +5,9 @@ from __future__ import annotations
 import gc
 import random
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit.devices.cpu_allocations import CpuAllocations
 from memfit.observer import Observer
@@ -19,8 +16,9 @@ from memfit.tracing.assemble import assemble
 from memfit.tracing.dispatch import Dispatch
 from memfit.tracing.hidden.scratch import sequences_of
 from memfit.tracing.host import host_events
-from memfit.tracing.log import Log, Ran, Use
+from memfit.tracing.log import Log, Ran
 from memfit.tracing.modules import ModulePaths
+from memfit.tracing.watch import Watch
 
 
 def trace(
@@ -69,43 +67,6 @@ def trace(
         facts["scratch unknown"] = f"{', '.join(sorted(unknown))} (counted as none)"
     host = host_events(listener.events, {entry.mark: entry.real for entry in ran if entry.real})
     return assemble(log, host, sequences, facts)
-
-
-class Watch:
-    """The observer that labels what a trace logs."""
-
-    def __init__(self, dispatch: Dispatch, modules: ModulePaths) -> None:
-        self._dispatch = dispatch
-        self._modules = modules
-        self._parameters: list[nn.Parameter] = []
-        self._step = 0
-        self._phase = "init"
-
-    def phase(self, name: str) -> None:
-        if self._phase == "backward":
-            # Before the optimizer drops them: which blocks became gradients.
-            grads = (p.grad for p in self._parameters)
-            self._dispatch.use([g for g in grads if g is not None], Use.GRADIENT)
-        self._phase = name
-        self._dispatch.begin_phase(name, self._step)
-
-    def step(self, number: int) -> None:
-        self._step = number
-
-    def model(self, model: nn.Module) -> None:
-        self._parameters = list(model.parameters())
-        self._modules.name_modules(model)
-        self._dispatch.use([*self._parameters, *model.buffers()], Use.PARAMETER)
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            self._dispatch.name_block(tensor, name)
-
-    def inputs(self, batch: Any) -> None:
-        self._dispatch.use(_tensors(batch), Use.INPUT)
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    leaves: Iterable[Any] = pytree.tree_leaves(batch)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _facts(dispatch: Dispatch) -> dict[str, str]:

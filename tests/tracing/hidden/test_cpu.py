@@ -20,7 +20,7 @@ from memfit.tracing.hidden.scratch import sequence_of_row
 from memfit.tracing.hidden.sequences import Give, Output, Sequence, Take
 from memfit.tracing.log import Log, Ran
 from memfit.tracing.modules import ModulePaths
-from memfit.tracing.step import Watch
+from memfit.tracing.watch import Watch
 
 
 def calls_of(run: Callable[[Any], None]) -> list[tuple[Call, int]]:

@@ -64,10 +64,10 @@ class DeviceBlocks:
         if number is not None:
             self.ledger.blocks[number].origin = ESTIMATE
 
-    def begin(self, phase: str, step: int) -> None:
+    def begin_phase(self, name: str, step: int) -> None:
         """What follows belongs to this phase of this step."""
         self._loss_numel = 0
-        self.ledger.begin(phase, step)
+        self.ledger.begin(name, step)
 
     def close(self) -> None:
         """What dies from now on dies with the process."""

@@ -110,7 +110,7 @@ class Progress:
         self._decide(phase)
         span = self._gpu.ledger.spans[-1]
         if (phase, self._step) != (span.name, span.step):
-            self._gpu.begin(phase, self._step)
+            self._gpu.begin_phase(phase, self._step)
 
     def _decide(self, phase: str) -> None:
         if self._undecided is not None:
@@ -118,7 +118,7 @@ class Progress:
             self._undecided = None
 
     def _leave_open(self) -> None:
-        self._gpu.begin(self._outer, self._step)
+        self._gpu.begin_phase(self._outer, self._step)
         self._undecided = self._gpu.ledger.spans[-1]
 
     def _begin_training(self, phase: str) -> None:

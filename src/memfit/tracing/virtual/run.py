@@ -42,7 +42,7 @@ from memfit.tracing.virtual.child import in_child
 from memfit.tracing.virtual.dispatch import Dispatch
 from memfit.tracing.virtual.face import Face
 from memfit.tracing.virtual.ledger import Ledger
-from memfit.tracing.virtual.watch import Watch
+from memfit.tracing.watch import Watch
 
 
 class Traced(NamedTuple):

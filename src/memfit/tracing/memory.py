@@ -13,6 +13,7 @@ differently from the real run.
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import sys
 import weakref
@@ -38,18 +39,7 @@ class VirtualMemory:
     """
 
     def __init__(self) -> None:
-        try:
-            region = mmap.mmap(
-                -1,
-                _REGION_BYTES,
-                flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE,
-                prot=mmap.PROT_READ | mmap.PROT_WRITE,
-            )
-        except OSError as error:
-            raise MemfitError(
-                f"cannot reserve {_REGION_BYTES >> 40} TiB of address space for tracing "
-                f"({error.strerror}): is it limited by `ulimit -v`?"
-            ) from error
+        region = reserve_addresses(_REGION_BYTES)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(region))
         self._view = memoryview(region)
         self._offset = 0
@@ -84,6 +74,30 @@ class VirtualMemory:
         self._watches[address] = weakref.ref(piece, freed)
         flat = torch.frombuffer(piece, dtype=dtype)
         return flat.as_strided(size, stride)
+
+
+def reserve_addresses(num_bytes: int) -> mmap.mmap:
+    """A range of address space that nothing backs.
+
+    Raises:
+        MemfitError: the system refuses so much.
+    """
+    for is_last in (False, True):
+        try:
+            return mmap.mmap(
+                -1,
+                num_bytes,
+                flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            )
+        except OSError as error:
+            if is_last:
+                raise MemfitError(
+                    f"cannot reserve {num_bytes >> 40} TiB of address space for tracing "
+                    f"({error.strerror}): is it limited by `ulimit -v`?"
+                ) from error
+            gc.collect()  # ranges of former traces may wait in reference cycles
+    raise AssertionError
 
 
 def storage_address(tensor: torch.Tensor) -> int:

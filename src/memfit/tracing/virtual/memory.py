@@ -18,9 +18,7 @@ zeros and not a segmentation fault.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import struct
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -28,11 +26,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from memfit.errors import MemfitError
+from memfit.tracing.memory import reserve_addresses
 
-_REGION_BYTES = 1 << 46
-_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0x40
-"""The mmap module names it from Python 3.13 on (Linux: asm-generic/mman.h, macOS: sys/mman.h)."""
+_REGION_BYTES = 1 << 44
 
 _ALIGNMENT = 512
 """Of every block of CUDA's caching allocator; kernels choose by alignment."""
@@ -89,18 +85,7 @@ class DeviceMemory:
     """
 
     def __init__(self, on_free: Callable[[int], None]) -> None:
-        try:
-            self._region = mmap.mmap(
-                -1,
-                _REGION_BYTES,
-                flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE,
-                prot=mmap.PROT_READ | mmap.PROT_WRITE,
-            )
-        except OSError as error:
-            raise MemfitError(
-                f"cannot reserve {_REGION_BYTES >> 40} TiB of address space for tracing "
-                f"({error.strerror}): is it limited by `ulimit -v`?"
-            ) from error
+        self._region = reserve_addresses(_REGION_BYTES)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._region))
         self._next = self._base
         self._end = self._base + _REGION_BYTES
@@ -116,10 +101,7 @@ class DeviceMemory:
         if known is None:
             return self._of_bytes(size, stride, dtype, num_bytes)
         with self._lock:
-            address = self._next
-            self._next += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT or _ALIGNMENT
-        if self._next > self._end:
-            raise MemfitError(f"the trace asked for more than {_REGION_BYTES >> 40} TiB in all")
+            address = self._free_address(num_bytes)
         dims = len(size)
         array = np.array((*size, *stride), dtype=np.int64)  # the shape that PyTorch will read
         capsule = array.__dlpack__()
@@ -141,6 +123,20 @@ class DeviceMemory:
         watch = self._watches[address] = _Watch(array, self._dropped)
         watch.address = address
         return torch._C._from_dlpack(capsule), address
+
+    def _free_address(self, num_bytes: int) -> int:
+        """Where no living storage starts.
+
+        At the end of the range it begins anew.  Two storages may then overlap, which does no harm:
+        nobody touches them, and they are told apart by where they start.
+        """
+        if self._next + num_bytes > self._end:
+            self._next = self._base
+        while self._next in self._watches:
+            self._next += _ALIGNMENT
+        address = self._next
+        self._next += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT or _ALIGNMENT
+        return address
 
     def _of_bytes(
         self, size: list[int], stride: list[int], dtype: torch.dtype, num_bytes: int

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from benchmarks.accuracy.course_a_runs import mixed_precision
 from benchmarks.accuracy.course_b import VOCAB_SIZE, CourseModelB, LastPositionLoss, OwnAdam
 from memfit.observer import Observer
-
-
-def last_position(logits: Tensor) -> Tensor:
-    """(B, T, V) -> (B, V), as torch 2.6 sees ``logits[:, -1, :]``: a node for each ``:``.
-
-    Later versions of torch make none for a slice that takes everything.  The backward of a slice
-    makes zeros of its whole input, so the version counts: two tensors more per step.
-    """
-    whole = torch.ops.aten.slice.Tensor(logits, 0, 0, 2**63 - 1)
-    last = torch.ops.aten.select.int(whole, 1, -1)
-    view: Tensor = torch.ops.aten.slice.Tensor(last, 1, 0, 2**63 - 1)
-    return view
 
 
 def train(observer: Observer, *, batch_size: int, seq_len: int, precision: str) -> None:
@@ -36,7 +23,7 @@ def train(observer: Observer, *, batch_size: int, seq_len: int, precision: str) 
             observer.phase("forward")
             optimizer.zero_grad()
             logits = model(ids)
-            last = last_position(logits)
+            last = logits[:, -1, :]
             loss = criterion(last, labels)
             observer.phase("backward")
             loss.backward()

@@ -168,6 +168,11 @@ def wrap_numbers(
             kwargs[argument.name] = torch.tensor(kwargs[argument.name], device=device)
 
 
+def argument_of(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    """The argument that stands at ``position`` of the schema, however it was passed."""
+    return args[position] if position < len(args) else kwargs.get(name)
+
+
 def call_below(op: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     """Calls ``op`` below autograd and autocast, which have had their say where a trace stands."""
     with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():

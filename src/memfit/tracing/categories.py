@@ -5,6 +5,14 @@ from __future__ import annotations
 from memfit.records.timeline import CATEGORIES
 from memfit.tracing.log import PhaseSpan, Use
 
+LOSS_OPS = {
+    "aten::_log_softmax",
+    "aten::binary_cross_entropy",
+    "aten::binary_cross_entropy_with_logits",
+    "aten::mse_loss",
+}
+"""Ops whose first argument is what a loss is computed from: blocks of its size are its logits."""
+
 _SEEN = {
     Use.PARAMETER: "parameters",
     Use.GRADIENT: "gradients",

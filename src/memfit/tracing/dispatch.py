@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 
 from memfit.devices.cpu_allocations import mark
 from memfit.errors import BadInput, MemfitError
-from memfit.tracing.calls import Call, call_below, describe
+from memfit.tracing.calls import Call, argument_of, call_below, describe
+from memfit.tracing.categories import LOSS_OPS
 from memfit.tracing.log import Block, Died, Log, PhaseSpan, Ran, Use
 from memfit.tracing.memory import storage_address
 from memfit.tracing.modules import ModulePaths
@@ -32,14 +33,6 @@ _FAKE_SET = torch._C.DispatchKeySet(_FAKE)
 
 _NOT_OPS = {"prim", "profiler"}
 """Namespaces of questions and marks, which take no memory."""
-
-_LOSS_OPS = {
-    "aten::_log_softmax",
-    "aten::binary_cross_entropy",
-    "aten::binary_cross_entropy_with_logits",
-    "aten::mse_loss",
-}
-"""Ops whose first argument is what a loss is computed from: blocks of its size are its logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +157,7 @@ class Dispatch:
             self._modules.in_forward,
         )
         self.log.entries.append(ran)
-        if kind.name in _LOSS_OPS:
+        if kind.name in LOSS_OPS:
             self._note_loss(call)
         if self._is_known(op, kind, call, inputs):
             result = call_below(op, args, kwargs)
@@ -172,7 +165,7 @@ class Dispatch:
                 self._adopt(result, ran)
             return result
         if kind.written:
-            written = [_argument(args, kwargs, position, key) for position, key in kind.written]
+            written = [argument_of(args, kwargs, position, key) for position, key in kind.written]
             self.values.taint(written)
             if kind.returns_written:
                 return written[0] if len(op._schema.returns) == 1 else tuple(written)
@@ -276,10 +269,6 @@ class Dispatch:
         name = op.name().partition(".")[0]
         kind = self._kinds[op] = _Kind(name, written, bool(returned) and all(returned))
         return kind
-
-
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
-    return args[position] if position < len(args) else kwargs.get(name)
 
 
 _UNSAFE_VIEWS = {"aten::_unsafe_view", "aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes"}

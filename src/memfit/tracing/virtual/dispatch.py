@@ -18,7 +18,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memfit.errors import BadInput
-from memfit.tracing.calls import Call, TensorSpec, call_below, describe, rebuild, wrap_numbers
+from memfit.tracing.calls import (
+    Call,
+    TensorSpec,
+    argument_of,
+    call_below,
+    describe,
+    rebuild,
+    wrap_numbers,
+)
 from memfit.tracing.hidden.cuda.kernels import Kernels
 from memfit.tracing.hidden.cuda.table import UNKNOWN, sequence
 from memfit.tracing.hidden.sequences import Give, Keep, Output, Sequence, Take
@@ -83,9 +91,11 @@ class Dispatch(DeviceBlocks):
         if tensors and not kind.is_random and self._are_known(tensors):
             known = self._run_on_shadows(op, args, kwargs)
             if known is not NotImplemented and kind.is_sized_by_values:
-                return pytree.tree_map_only(
+                made = pytree.tree_map_only(
                     torch.Tensor, lambda values: self.with_values(values, kind.name), known
                 )
+                self.take_beside(op, args, kwargs)
+                return made
             if known is not NotImplemented:
                 return self._make(op, kind, args, kwargs, pytree.tree_leaves(known))
         return self._make(op, kind, args, kwargs)
@@ -124,6 +134,15 @@ class Dispatch(DeviceBlocks):
             output(index)
         leaves = [leaf.make() if isinstance(leaf, OnHost) else leaf for leaf in leaves]
         return leaves[0] if outputs.tree.is_leaf() else pytree.tree_unflatten(leaves, outputs.tree)
+
+    def take_beside(
+        self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """What the kernel of an op takes whose outputs are made already."""
+        kind = self._kinds[id(op)]
+        if kind.is_covered:
+            call, _ = describe(op, args, kwargs, tell_host=True)
+            self._take_beside(kind, call, 0, lambda index: None)
 
     def _take_beside(
         self, kind: Kind, call: Call, num_outputs: int, output: Callable[[int], None]
@@ -172,7 +191,7 @@ class Dispatch(DeviceBlocks):
         tensors: list[torch.Tensor],
     ) -> Any:
         """An op that writes into its arguments: their values, and what its kernel takes."""
-        values = [_argument(args, kwargs, position, name) for position, name in kind.written]
+        values = [argument_of(args, kwargs, position, name) for position, name in kind.written]
         written = [tensor for tensor in _tensors_in(values) if is_virtual(tensor)]
         returns = op._schema.returns
         if kind.outs:
@@ -237,8 +256,6 @@ class Dispatch(DeviceBlocks):
     # ------------------------------------------------------------------ values
 
     def _are_known(self, tensors: list[torch.Tensor]) -> bool:
-        if len(tensors) > 64:
-            return False
         return all(
             (not is_virtual(tensor) or self.shadows.is_known(tensor))
             and is_small(tensor.numel(), tensor.dtype)
@@ -322,10 +339,6 @@ def _sizes_of_outs(op: torch._ops.OpOverload, call: Call) -> list[list[int]]:
 
     args, kwargs = rebuild(call, to_meta)
     return [list(tensor.shape) for tensor in pytree.tree_leaves(call_below(op, args, kwargs))]
-
-
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
-    return args[position] if position < len(args) else kwargs.get(name)
 
 
 def _tensors_in(values: Any) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memfit.tracing.categories import LOSS_OPS
 from memfit.tracing.hidden.cuda.table import COVERED
 
 _MIXES_DEVICES = {
@@ -35,14 +36,6 @@ _OVERWRITES = {
     "aten::exponential_",
 }
 """In-place ops that do not read what they write into."""
-
-_LOSS_OPS = {
-    "aten::_log_softmax",
-    "aten::binary_cross_entropy",
-    "aten::binary_cross_entropy_with_logits",
-    "aten::mse_loss",
-}
-"""Ops whose first argument is what a loss is computed from: blocks of its size are its logits."""
 
 Handler = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 """``(the Dispatch, op, args, kwargs)`` -> the result, or NotImplemented for the fallback's."""
@@ -97,7 +90,7 @@ def kind_of(op: torch._ops.OpOverload, handlers: dict[str, Handler]) -> Kind:
         mixes_devices=name in _MIXES_DEVICES
         or name.startswith(("aten::_foreach", "aten::_fused_")),
         is_sized_by_values=torch.Tag.dynamic_output_shape in op.tags,
-        is_loss=name in _LOSS_OPS,
+        is_loss=name in LOSS_OPS,
         is_covered=name in COVERED,
         handler=handlers.get(name),
     )

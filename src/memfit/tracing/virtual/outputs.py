@@ -14,6 +14,7 @@ import torch
 
 from memfit.tracing.calls import Call, TensorSpec
 from memfit.tracing.shapes import Fresh, Outputs
+from memfit.tracing.virtual.memory import contiguous_strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,7 @@ def as_cuda(call: Call, outputs: Outputs) -> Outputs:
 
 
 def _row_major(size: list[int], dtype: torch.dtype) -> Fresh:
-    strides = [math.prod(size[dim + 1 :]) for dim in range(len(size))]
-    return Fresh(size, strides, dtype, math.prod(size) * dtype.itemsize)
+    return Fresh(size, contiguous_strides(size), dtype, math.prod(size) * dtype.itemsize)
 
 
 def _efficient_attention(call: Call, leaves: list[Any]) -> list[Any]:

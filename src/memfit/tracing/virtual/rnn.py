@@ -18,7 +18,7 @@ from memfit.tracing.virtual.autocast import BELOW, KEY
 from memfit.tracing.virtual.casts import is_eligible
 from memfit.tracing.virtual.dispatch import Dispatch
 from memfit.tracing.virtual.rnn_kernels import CudnnRnn, flat_weights
-from memfit.tracing.virtual.rnn_weights import GRU, LSTM, RELU, TANH, Net, flatten, views
+from memfit.tracing.virtual.rnn_weights import GRU, LSTM, RELU, TANH, Net, flatten, net_of, views
 
 _ACCEPTABLE = (torch.float16, torch.float32, torch.float64)
 """torch.backends.cudnn.CUDNN_TENSOR_DTYPES."""
@@ -106,14 +106,7 @@ class _Nets:
         is_projected = cx is not None and cx.shape[2] != hx.shape[2]
         hidden_size = cx.shape[2] if cx is not None else hx.shape[2]
         proj_size = hx.shape[2] if is_projected else 0
-        net = Net(
-            mode=mode,
-            input_size=x.shape[-1],
-            hidden_size=hidden_size,
-            proj_size=proj_size,
-            num_layers=num_layers,
-            is_bidirectional=bidirectional,
-        )
+        net = net_of(x, mode, hidden_size, proj_size, num_layers, bidirectional)
         if train and dropout > 0 and self._dropout_state is None:
             self._dropout_state = self.kernels.dropout_state()
         output, hy, cy, _, _ = torch.ops.aten._cudnn_rnn(
@@ -187,14 +180,7 @@ class _Nets:
         self, dtype: torch.dtype, x: torch.Tensor, weight: list[torch.Tensor], rest: Any
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         mode, hidden_size, proj_size, num_layers, _, _, _, bidirectional, *_ = rest
-        net = Net(
-            mode=mode,
-            input_size=x.shape[-1],
-            hidden_size=hidden_size,
-            proj_size=proj_size,
-            num_layers=num_layers,
-            is_bidirectional=bidirectional,
-        )
+        net = net_of(x, mode, hidden_size, proj_size, num_layers, bidirectional)
         flat = torch.ops.aten.zeros([net.num_weights()], dtype=dtype, device=self._gpu.device)
         parts = views(self._gpu, flat, weight)
         return flat, [

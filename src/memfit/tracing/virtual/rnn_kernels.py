@@ -15,7 +15,17 @@ import torch
 from memfit.tracing.hidden.cuda.kernels import Kernels
 from memfit.tracing.hidden.cuda.steps import ESTIMATE
 from memfit.tracing.virtual.dispatch import Dispatch
-from memfit.tracing.virtual.rnn_weights import GATES, GRU, LSTM, RELU, TANH, Net, over, views
+from memfit.tracing.virtual.rnn_weights import (
+    GATES,
+    GRU,
+    LSTM,
+    RELU,
+    TANH,
+    Net,
+    net_of,
+    over,
+    views,
+)
 
 _FORWARD, _BACKWARD = "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"
 
@@ -60,7 +70,7 @@ class CudnnRnn:
         dropout_state: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Output, last hidden, last cell, reserve, and the flat weights."""
-        net = _net(x, mode, hidden_size, proj_size, num_layers, bidirectional)
+        net = net_of(x, mode, hidden_size, proj_size, num_layers, bidirectional)
         is_transposed = batch_first and not batch_sizes
         ordered = x.transpose(0, 1).contiguous() if is_transposed else x.contiguous()
         batch = batch_sizes[0] if batch_sizes else ordered.shape[1]
@@ -112,7 +122,7 @@ class CudnnRnn:
             return None, None, None, [None] * len(weight)
         if not train:
             raise RuntimeError("cudnn RNN backward can only be called in training mode")
-        net = _net(x, mode, hidden_size, proj_size, num_layers, bidirectional)
+        net = net_of(x, mode, hidden_size, proj_size, num_layers, bidirectional)
         grad_output = _or_zeros(grad_output, output)
         grad_hy = _or_zeros(grad_hy, hx)
         grad_cy = None if cx is None else _or_zeros(grad_cy, cx)
@@ -190,16 +200,3 @@ def _or_zeros(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor
     if gradient is not None:
         return gradient
     return torch.zeros_like(like, memory_format=torch.contiguous_format)
-
-
-def _net(
-    x: torch.Tensor, mode: int, hidden_size: int, proj_size: int, layers: int, bidirectional: bool
-) -> Net:
-    return Net(
-        mode=mode,
-        input_size=x.shape[-1],
-        hidden_size=hidden_size,
-        proj_size=proj_size,
-        num_layers=layers,
-        is_bidirectional=bidirectional,
-    )

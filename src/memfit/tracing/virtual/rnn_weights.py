@@ -56,6 +56,20 @@ class Net:
         return total
 
 
+def net_of(
+    x: torch.Tensor, mode: int, hidden_size: int, proj_size: int, layers: int, bidirectional: bool
+) -> Net:
+    """The net that runs over ``x``, from the arguments of ``_cudnn_rnn``."""
+    return Net(
+        mode=mode,
+        input_size=x.shape[-1],
+        hidden_size=hidden_size,
+        proj_size=proj_size,
+        num_layers=layers,
+        is_bidirectional=bidirectional,
+    )
+
+
 def over(
     gpu: Dispatch, source: torch.Tensor, offset: int, size: list[int], dtype: torch.dtype
 ) -> torch.Tensor:

@@ -131,13 +131,14 @@ def _all_or_any(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
 def _nonzero(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
     """Places of non-zeros; of unknown values all of them, the most there can be."""
     tensor = args[0]
-    values = gpu.shadows.of(tensor)
-    if values is not None:
-        return gpu.with_values(op(values), "aten::nonzero")
+    if gpu.shadows.is_known(tensor):
+        return NotImplemented
     gpu.shadows.note_size()
     count, dims = tensor.numel(), tensor.dim()
     # CUDA's kernel writes one row of places a dim and returns the transpose.
-    return gpu.empty([count, dims], [1, max(count, 1)], torch.int64, "aten::nonzero")
+    places = gpu.empty([count, dims], [1, max(count, 1)], torch.int64, "aten::nonzero")
+    gpu.take_beside(op, args, kwargs)
+    return places
 
 
 def _masked_select(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:

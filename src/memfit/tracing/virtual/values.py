@@ -18,22 +18,21 @@ class Shadows:
 
     def __init__(self) -> None:
         self._bytes: dict[int, torch.UntypedStorage] = {}
-        self.unknown_reads: dict[str, int] = {}
-        """Lines of the user's code that were answered without knowing, and how often."""
+        self.unknown_reads: set[str] = set()
+        """Lines of the user's code that were answered without knowing."""
 
-        self.unknown_sizes: dict[str, int] = {}
+        self.unknown_sizes: set[str] = set()
         """Lines whose results are as large as they can be, because their size hangs on values."""
 
     def note_read(self) -> None:
         """The user's code was handed a value that nobody knows."""
         line = user_line()
         if not line.startswith(MEMFIT_FOLDER):  # our own step reads the loss, to report it
-            self.unknown_reads[line] = self.unknown_reads.get(line, 0) + 1
+            self.unknown_reads.add(line)
 
     def note_size(self) -> None:
         """A result was made as large as it can be."""
-        line = user_line()
-        self.unknown_sizes[line] = self.unknown_sizes.get(line, 0) + 1
+        self.unknown_sizes.add(user_line())
 
     def is_known(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has real values."""

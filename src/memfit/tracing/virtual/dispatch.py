@@ -91,11 +91,14 @@ class Dispatch(DeviceBlocks):
         if tensors and not kind.is_random and self._are_known(tensors):
             known = self._run_on_shadows(op, args, kwargs)
             if known is not NotImplemented and kind.is_sized_by_values:
-                made = pytree.tree_map_only(
-                    torch.Tensor, lambda values: self.with_values(values, kind.name), known
+                return self.make_inside(
+                    op,
+                    args,
+                    kwargs,
+                    lambda: pytree.tree_map_only(
+                        torch.Tensor, lambda values: self.with_values(values, kind.name), known
+                    ),
                 )
-                self.take_beside(op, args, kwargs)
-                return made
             if known is not NotImplemented:
                 return self._make(op, kind, args, kwargs, pytree.tree_leaves(known))
         return self._make(op, kind, args, kwargs)
@@ -135,14 +138,26 @@ class Dispatch(DeviceBlocks):
         leaves = [leaf.make() if isinstance(leaf, OnHost) else leaf for leaf in leaves]
         return leaves[0] if outputs.tree.is_leaf() else pytree.tree_unflatten(leaves, outputs.tree)
 
-    def take_beside(
-        self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """What the kernel of an op takes whose outputs are made already."""
+    def make_inside(
+        self,
+        op: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        make: Callable[[], Any],
+    ) -> Any:
+        """What ``make`` gives, called where the op's kernel makes its first output."""
         kind = self._kinds[id(op)]
+        made: list[Any] = []
+
+        def output(index: int) -> None:
+            if not made:
+                made.append(make())
+
         if kind.is_covered:
             call, _ = describe(op, args, kwargs, tell_host=True)
-            self._take_beside(kind, call, 0, lambda index: None)
+            self._take_beside(kind, call, 1, output)
+        output(0)
+        return made.pop()
 
     def _take_beside(
         self, kind: Kind, call: Call, num_outputs: int, output: Callable[[int], None]

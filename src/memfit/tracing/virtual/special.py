@@ -136,9 +136,10 @@ def _nonzero(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
     gpu.shadows.note_size()
     count, dims = tensor.numel(), tensor.dim()
     # CUDA's kernel writes one row of places a dim and returns the transpose.
-    places = gpu.empty([count, dims], [1, max(count, 1)], torch.int64, "aten::nonzero")
-    gpu.take_beside(op, args, kwargs)
-    return places
+    size, stride = [count, dims], [1, max(count, 1)]
+    return gpu.make_inside(
+        op, args, kwargs, lambda: gpu.empty(size, stride, torch.int64, "aten::nonzero")
+    )
 
 
 def _masked_select(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:

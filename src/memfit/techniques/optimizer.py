@@ -33,5 +33,5 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     ]
     groups = [group for group in groups if group["params"]]
     if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=_ADAMW_BETAS)
-    return torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=_SGD_MOMENTUM)
+        return torch.optim.AdamW(groups, lr=recipe.peak_learning_rate, betas=_ADAMW_BETAS)
+    return torch.optim.SGD(groups, lr=recipe.peak_learning_rate, momentum=_SGD_MOMENTUM)

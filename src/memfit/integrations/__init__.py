@@ -1,0 +1,1 @@
+"""memfit inside other trainers, and what watches a run from outside."""

@@ -5,6 +5,7 @@
     │   ├── UnknownName        a name that is not in a list; carries the nearest ones
     │   └── DamagedFile        a file that is not what it says, or is from a newer memfit
     ├── DoesNotFit             even the smallest run that would do is too large; exits with 3
+    ├── OutOfMemory            a run ran out of memory and cannot go on; exits with 3
     └── MissingExtra           an optional package is not installed; names the extra
 
 A message says what happened with the numbers, why it cannot be, and what to write instead.
@@ -54,6 +55,12 @@ class DoesNotFit(MemfitError):
     def __init__(self, message: str, smallest_bytes: int) -> None:
         super().__init__(message)
         self.smallest_bytes = smallest_bytes
+
+
+class OutOfMemory(MemfitError):
+    """A run ran out of memory, and nothing smaller is left to try."""
+
+    exit_code = 3
 
 
 class MissingExtra(MemfitError, ImportError):

@@ -14,7 +14,8 @@ from memfit.errors import BadInput
 from memfit.job import Job
 from memfit.records.recipe import Recipe
 from memfit.techniques.accumulation import micro_batches, num_samples
-from memfit.techniques.apply import StepOutcome, apply
+from memfit.techniques.apply import apply
+from memfit.techniques.step import StepOutcome
 
 T, V = 6, 5
 IGNORED = -100
@@ -110,7 +111,7 @@ def test_a_large_batch_is_its_mean_over_all_targets(split):
 
     outcome, weights = step_and_weights(summed, batch, RECIPES[0].but(batch_size=len(lengths)))
 
-    assert outcome == StepOutcome(pytest.approx(mean.item(), rel=1e-12), sum(lengths), None)
+    assert outcome == StepOutcome(pytest.approx(mean.item(), rel=1e-12), sum(lengths), None, len(lengths))
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-10)
 
 
@@ -135,7 +136,7 @@ def test_tokens_weigh_alike_however_many_share_their_micro_batch():
 
     outcome = step(batch)
 
-    assert outcome == StepOutcome(2.0, 4, None)  # the mean of the two means is 3
+    assert outcome == StepOutcome(2.0, 4, None, 1)  # the mean of the two means is 3
     assert model.weight.item() == 1.0 - 2.0
 
 

@@ -13,7 +13,8 @@ from memfit.errors import BadInput
 from memfit.job import Job
 from memfit.records.recipe import Recipe
 from memfit.techniques import run
-from memfit.techniques.apply import EvalOutcome, StepOutcome, apply
+from memfit.techniques.apply import apply
+from memfit.techniques.step import EvalOutcome, StepOutcome
 
 
 class Net(nn.Module):
@@ -80,9 +81,9 @@ def test_a_step_is_the_plain_pytorch_loop_to_the_last_bit(optimizer, precision, 
         {"params": vectors, "weight_decay": 0.0},
     ]
     if optimizer == "adamw":
-        by_hand = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))
+        by_hand = torch.optim.AdamW(groups, lr=recipe.peak_learning_rate, betas=(0.9, 0.95))
     else:
-        by_hand = torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=0.9)
+        by_hand = torch.optim.SGD(groups, lr=recipe.peak_learning_rate, momentum=0.9)
     torch.manual_seed(1)
     expected = []
     for seed in range(3):
@@ -153,6 +154,7 @@ def test_the_outcome_is_the_mean_loss_the_targets_and_the_norm_before_clipping(l
         loss=pytest.approx(expected.item(), rel=1e-6),
         num_targets=2,
         grad_norm=pytest.approx(torch.stack(norms).norm().item(), rel=1e-5),
+        batch_size=2,
     )
     assert outcome.grad_norm > 1e-3
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -28,7 +28,7 @@ RECIPES = [
         checkpointing=checkpointing,
         optimizer=optimizer,
     )
-    for precision in ("fp32", "bf16")
+    for precision in ("fp32", "bf16", "fp16")
     for checkpointing in ("none", "full", "every:2")
     for accumulate in (1, 4)
     for optimizer in ("adamw", "sgd")

@@ -163,8 +163,8 @@ def test_the_log_is_whole(straight):
     assert [record.step for record in log.steps] == list(range(1, 9))
     assert {record.num_targets for record in log.steps} == {8 * SEQ_LEN}
     assert [record.step for record in log.steps if record.eval_loss is not None] == [3, 6, 8]
-    assert log.steps[0].learning_rate == RECIPE.learning_rate  # one step of warm-up
-    assert log.steps[-1].learning_rate == pytest.approx(RECIPE.learning_rate / 10)
+    assert log.steps[0].learning_rate == RECIPE.peak_learning_rate  # one step of warm-up
+    assert log.steps[-1].learning_rate == pytest.approx(RECIPE.peak_learning_rate / 10)
     assert all(record.seconds > 0 and record.grad_norm > 0 for record in log.steps)
     assert all(record.resident_bytes > 10 * log.peak_bytes for record in log.steps)
 

@@ -3,11 +3,13 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from memfit.errors import BadInput
-from memfit.trainer.schedule import Schedule
+from memfit.trainer.schedule import Schedule, set_rates
 
 fractions = st.floats(0, 1)
 step_counts = st.integers(1, 500)
@@ -93,3 +95,68 @@ def test_numbers_out_of_range_are_refused(num_steps, warmup_steps, final_fractio
 def test_there_is_no_factor_outside_the_run(step):
     with pytest.raises(AssertionError, match=f"step {step} of 10"):
         Schedule(10, 1).factor(step)
+
+
+def groups_of(*settings: dict[str, object]) -> torch.optim.Optimizer:
+    groups = [{"params": [nn.Parameter(torch.ones(2, 2))], **setting} for setting in settings]
+    return torch.optim.SGD(groups, lr=1.0, weight_decay=0.25, momentum=0.5)
+
+
+def muon_group() -> dict[str, object]:
+    return {"kind": "muon", "initial_lr": 0.02, "initial_weight_decay": 0.1}
+
+
+@given(schedules(), st.data())
+def test_every_group_has_its_own_peak_times_the_factor(schedule, data):
+    step = data.draw(st.integers(1, schedule.num_steps))
+    optimizer = groups_of({"initial_lr": 0.5}, muon_group())
+
+    set_rates(optimizer, schedule, step)
+
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates == [0.5 * schedule.factor(step), 0.02 * schedule.factor(step)]
+
+
+def test_groups_that_are_not_muons_keep_momentum_and_weight_decay():
+    optimizer = groups_of({"initial_lr": 0.5, "initial_weight_decay": 0.25})
+
+    set_rates(optimizer, Schedule(10, 0), 7)
+
+    (group,) = optimizer.param_groups
+    assert (group["momentum"], group["weight_decay"]) == (0.5, 0.25)
+
+
+def test_muons_momentum_rises_over_300_steps_and_stays():
+    optimizer = groups_of(muon_group())
+    momenta = []
+    for step in (1, 2, 151, 301, 302, 400):
+        set_rates(optimizer, Schedule(400, 0), step)
+        momenta.append(optimizer.param_groups[0]["momentum"])
+
+    assert momenta == pytest.approx([0.85, 0.85 + 0.1 / 300, 0.9, 0.95, 0.95, 0.95])
+    assert momenta[-1] == 0.95
+
+
+def test_muons_weight_decay_falls_along_a_cosine_and_would_be_0_after_the_last_step():
+    optimizer = groups_of(muon_group())
+    decays = []
+    for step in range(1, 5):
+        set_rates(optimizer, Schedule(4, 0), step)
+        decays.append(optimizer.param_groups[0]["weight_decay"])
+
+    half = math.sqrt(0.5)
+    assert decays == pytest.approx(
+        [0.1, 0.1 * (1 + half) / 2, 0.1 / 2, 0.1 * (1 - half) / 2], rel=1e-12
+    )
+
+
+def test_rates_depend_on_the_step_alone_so_a_resumed_run_has_the_same():
+    walked, jumped = groups_of(muon_group()), groups_of(muon_group())
+    schedule = Schedule(9, 3)
+
+    for step in range(1, 8):
+        set_rates(walked, schedule, step)
+    set_rates(jumped, schedule, 7)
+
+    names = ("lr", "momentum", "weight_decay")
+    assert [walked.param_groups[0][n] for n in names] == [jumped.param_groups[0][n] for n in names]

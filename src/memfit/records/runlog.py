@@ -1,7 +1,8 @@
 """RunLog: what a training run did, step by step.  On disk it is JSON lines, appended as it goes.
 
-The first line says what was run; each later line is one step.  A run that is killed leaves at
-most its last line cut short, which is dropped on loading.
+The first line says what was run; each later line is one step, or a note on something that
+happened: an out-of-memory that the run survived, a leak, memory that was given back.  A run that
+is killed leaves at most its last line cut short, which is dropped on loading.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from memfit.records.plain import from_plain
 
 KIND, VERSION = "runlog", 1
 _HEADER_ONLY = ("memfit", "version")
+
+NOTE_KINDS = ("out-of-memory", "leak", "cache", "resume", "other")
+"""What a note can be about: an out-of-memory survived, a leak found, cached memory given back to
+the driver, a run that goes on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,14 +56,51 @@ class StepRecord:
     eval_loss: float | None = None
     """Mean loss on the held-out part, when this step evaluated."""
 
+    batch_size: int | None = None
+    """Samples of a micro-batch as they went through; None in logs of before it was written."""
+
+    seq_len: int | None = None
+    """Tokens of a sample, which a schedule of lengths changes."""
+
+    num_ooms: int = 0
+    """Out-of-memory errors that the step survived, its evaluation's among them."""
+
+    skipped: bool = False
+    """Whether fp16 gradients overflowed, so that nothing was updated."""
+
+    loss_scale: float | None = None
+    """What the loss was scaled by; None but in fp16."""
+
     def __post_init__(self) -> None:
         if self.step < 1:
             raise ValueError(f"steps are counted from 1, not {self.step}")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """Something that happened in a run, beside its steps.
+
+    Raises:
+        ValueError: its kind is none of NOTE_KINDS, or its step is negative.
+    """
+
+    step: int
+    """The step in which it happened; 0 before the first."""
+
+    kind: str
+    text: str
+    """A sentence for the person: what happened, and what was done."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in NOTE_KINDS:
+            raise ValueError(f"a note is one of {', '.join(NOTE_KINDS)}, not {self.kind!r}")
+        if self.step < 0:
+            raise ValueError(f"a note's step is {self.step}: 0 is before the first")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunLog:
-    """A run: what was asked, what was predicted, and its steps."""
+    """A run: what was asked, what was predicted, its steps, and what happened beside them."""
 
     job: str
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -66,6 +108,8 @@ class RunLog:
     budget_bytes: int | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[StepRecord, ...] = ()
+    notes: tuple[Note, ...] = ()
+    """In the order in which they were written."""
 
     @property
     def peak_bytes(self) -> int | None:
@@ -73,22 +117,30 @@ class RunLog:
         measured = [s.peak_bytes for s in self.steps if s.peak_bytes is not None]
         return max(measured, default=None)
 
+    @property
+    def num_ooms(self) -> int:
+        """Out-of-memory errors that the run survived."""
+        return sum(step.num_ooms for step in self.steps)
+
     def header_line(self) -> str:
         """The first line of the file."""
-        header = {key: value for key, value in vars(self).items() if key != "steps"}
+        header = {k: value for k, value in vars(self).items() if k not in ("steps", "notes")}
         return json.dumps({"memfit": KIND, "version": VERSION, **header}) + "\n"
 
     def save(self, path: Path, *, force: bool = False) -> None:
         """Writes the whole log as one file."""
-        text = self.header_line() + "".join(step_line(step) for step in self.steps)
+        lines = [(step.step, 1, step_line(step)) for step in self.steps]
+        lines += [(note.step, 0, note_line(note)) for note in self.notes]
+        lines.sort(key=lambda line: line[:2])  # a note is written before the line of its step
+        text = self.header_line() + "".join(line for _, _, line in lines)
         write_text(path, text, force=force)
 
     @classmethod
     def load(cls, path: Path) -> RunLog:
         """Reads a log, without a last line that was cut short.
 
-        A resumed run may have written a step again: the later line wins.  To go on writing after
-        a line that was cut, save the loaded log first.
+        A resumed run may have written a step again: the later line wins.  Notes all stay: what
+        happened, happened.  To go on writing after a line that was cut, save the loaded log first.
 
         Raises:
             BadInput: no such file, or not a run log.
@@ -107,17 +159,34 @@ class RunLog:
         except (ValueError, TypeError, RecursionError) as error:
             raise DamagedFile(f"{path} is not a whole run log: line 1: {error}") from error
         steps: dict[int, StepRecord] = {}
+        notes: list[Note] = []
         for number, line in enumerate(lines, start=2):
             try:
-                step = from_plain(StepRecord, json.loads(line))
+                entry = _entry(json.loads(line))
             except (ValueError, TypeError, RecursionError) as error:
                 if number == len(lines) + 1 and not line.endswith(b"\n"):
                     break
                 raise DamagedFile(f"{path} is damaged in line {number}: {error}") from error
-            steps[step.step] = step
-        return replace(log, steps=tuple(steps[number] for number in sorted(steps)))
+            if isinstance(entry, Note):
+                notes.append(entry)
+            else:
+                steps[entry.step] = entry
+        ordered = tuple(steps[number] for number in sorted(steps))
+        return replace(log, steps=ordered, notes=tuple(notes))
+
+
+def _entry(data: Any) -> StepRecord | Note:
+    """A note has a kind, a step has none."""
+    if isinstance(data, dict) and "kind" in data:
+        return from_plain(Note, data)
+    return from_plain(StepRecord, data)
 
 
 def step_line(step: StepRecord) -> str:
     """One step as one line."""
     return json.dumps(asdict(step)) + "\n"
+
+
+def note_line(note: Note) -> str:
+    """One note as one line."""
+    return json.dumps(asdict(note)) + "\n"

@@ -37,10 +37,14 @@ def micro_batches(batch: Any, batch_size: int) -> Iterator[tuple[Any, int]]:
     total = num_samples(batch)
     for start in range(0, total, batch_size):
         count = min(batch_size, total - start)
-        if count == total:
-            yield batch, count
-        else:
-            yield pytree.tree_map(lambda leaf: _slice(leaf, start, count), batch), count  # noqa: B023
+        yield slice_samples(batch, start, count), count
+
+
+def slice_samples(batch: Any, start: int, count: int) -> Any:
+    """Views of ``count`` samples from ``start`` on; the batch itself where that is all of it."""
+    if start == 0 and count == num_samples(batch):
+        return batch
+    return pytree.tree_map(lambda leaf: _slice(leaf, start, count), batch)
 
 
 def on_device(batch: Any, device: torch.device, floating: torch.dtype | None = None) -> Any:

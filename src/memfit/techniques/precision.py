@@ -1,13 +1,18 @@
 """Precision: in which dtype the forward pass and the loss are computed.
 
-``bf16`` is autocast over fp32 parameters: matrix products run in bfloat16, losses and norms as
-PyTorch's lists say; gradients and optimizer state stay fp32.  ``bf16-pure`` has everything in
-bfloat16: parameters, gradients and optimizer state take 2 bytes a number, and small updates of
-large weights are lost to rounding.  bfloat16 has fp32's range, so no gradient scaler belongs to it.
+``bf16`` and ``fp16`` are autocast over fp32 parameters: matrix products run in 16 bits, losses and
+norms as PyTorch's lists say; gradients and optimizer state stay fp32.  bfloat16 has fp32's range,
+so no gradient scaler belongs to it.  fp16 has not, so its losses are scaled up, and a step whose
+gradients overflow is left out (Micikevicius et al. 2017, "Mixed Precision Training", section 3.2).
+
+``bf16-pure`` has everything in bfloat16: parameters, gradients and optimizer state take 2 bytes a
+number.  An update smaller than half a step of bfloat16 would be lost, so it is rounded up or down
+by chance.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -15,13 +20,30 @@ import torch
 
 from memfit.records.recipe import Recipe
 
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 def forward_context(recipe: Recipe, device_type: str) -> AbstractContextManager[object]:
     """The context that a forward pass and its loss run in.
 
-    A fresh one each time: leaving the outermost region drops the bf16 copies of the weights.
+    A fresh one each time: leaving the outermost region drops the 16-bit copies of the weights.
     """
-    return torch.autocast(device_type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16")
+    dtype = _AUTOCAST.get(recipe.precision)
+    return torch.autocast(device_type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def gradient_scaler(recipe: Recipe, device_type: str) -> torch.amp.GradScaler | None:
+    """The scaler that fp16 needs, with PyTorch's settings; None for every other precision."""
+    return torch.amp.GradScaler(device_type) if recipe.precision == "fp16" else None
+
+
+def loss_divisor(num_targets: int) -> int:
+    """What the sum of ``num_targets`` losses is divided by before it is scaled, in fp16.
+
+    A scaled sum over thousands of targets would overflow at once.  It is a power of two, so that
+    dividing by it, and later by the rest, rounds nothing.
+    """
+    return 1 << max(0, math.ceil(math.log2(max(1, num_targets))))
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from typing import Any
 from memfit.job import Job
 from memfit.observer import Observer
 from memfit.records.recipe import Recipe
-from memfit.techniques.apply import Applied, EvalOutcome, StepOutcome, apply
+from memfit.techniques.apply import Applied, apply
+from memfit.techniques.step import EvalOutcome, StepOutcome
 
 
 def build(job: Job, recipe: Recipe, observer: Observer, *, device: str = "cpu") -> Applied:
@@ -24,27 +25,39 @@ def build(job: Job, recipe: Recipe, observer: Observer, *, device: str = "cpu") 
 
 
 def take_step(
-    applied: Applied, number: int, make_batch: Callable[[], Any], observer: Observer
+    applied: Applied,
+    number: int,
+    make_batch: Callable[[], Any],
+    observer: Observer,
+    batch_size: int | None = None,
 ) -> StepOutcome:
-    """Makes the batch of step ``number``, counted from 1, and takes the step."""
+    """Makes the batch of step ``number``, counted from 1, and takes the step.
+
+    ``batch_size`` is the micro-batch; the recipe's when left out.
+    """
     observer.step(number)
     observer.phase("forward")
     batch = make_batch()
     observer.inputs(batch)
-    return applied.step(batch)
+    return applied.step(batch, batch_size)
 
 
 def evaluate(
-    applied: Applied, batches: Sequence[Callable[[], Any]], observer: Observer
+    applied: Applied,
+    batches: Sequence[Callable[[], Any]],
+    observer: Observer,
+    batch_size: int | None = None,
 ) -> EvalOutcome:
     """The loss over batches that are made one at a time, each of one micro-batch or less."""
     loss_sum, num_targets = 0.0, 0
+    notes: tuple[str, ...] = ()
     observer.phase("eval")
     for make_batch in batches:
         batch = make_batch()
         observer.inputs(batch)
-        outcome = applied.step.evaluate(batch)
+        outcome = applied.step.evaluate(batch, batch_size)
         del batch
         loss_sum += outcome.loss_sum
         num_targets += outcome.num_targets
-    return EvalOutcome(loss_sum, num_targets)
+        notes += outcome.notes
+    return EvalOutcome(loss_sum, num_targets, notes)

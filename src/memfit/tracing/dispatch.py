@@ -31,6 +31,13 @@ from memfit.tracing.values import READING_OPS, Values, is_small, user_line
 _FAKE = torch._C._dispatch_key_parse("Fake")
 _FAKE_SET = torch._C.DispatchKeySet(_FAKE)
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+_STAY_KNOWN = {
+    "aten::_amp_foreach_non_finite_check_and_unscale_": ("found_inf",),
+}
+"""Arguments that an op writes and a trace knows nonetheless: no gradient overflows in it."""
+
 _NOT_OPS = {"prim", "profiler"}
 """Namespaces of questions and marks, which take no memory."""
 
@@ -46,6 +53,9 @@ class _Kind:
     """(position, name) of the arguments it writes."""
 
     returns_written: bool
+
+    is_composite: bool
+    """Whether it is made of other ops, and has no kernel of its own."""
 
 
 class Dispatch:
@@ -123,9 +133,13 @@ class Dispatch:
     # ------------------------------------------------------------------ the fallback kernel
 
     def _run(self, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+        kind = self._kinds.get(op) or self._learn_kind(op)
+        if kind.is_composite:
+            # In inference mode there is no autograd key, above which it would have come apart.
+            return op._op_dk(_COMPOSITE, *args, **kwargs)
         held = self._leave_mark()
         with torch._C._ExcludeDispatchKeyGuard(_FAKE_SET):
-            result = self._simulate(op, args, kwargs)
+            result = self._simulate(kind, op, args, kwargs)
         del held
         return result
 
@@ -135,9 +149,12 @@ class Dispatch:
         return mark()
 
     def _simulate(
-        self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        kind: _Kind,
+        op: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
-        kind = self._kinds.get(op) or self._learn_kind(op)
         if op.namespace in _NOT_OPS:
             return op(*args, **kwargs)
         if kind.name in READING_OPS:
@@ -267,7 +284,11 @@ class Dispatch:
         )
         returned = [value.alias_info is not None for value in op._schema.returns]
         name = op.name().partition(".")[0]
-        kind = self._kinds[op] = _Kind(name, written, bool(returned) and all(returned))
+        written = tuple(entry for entry in written if entry[1] not in _STAY_KNOWN.get(name, ()))
+        composite = not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU") and (
+            torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+        )
+        kind = self._kinds[op] = _Kind(name, written, bool(returned) and all(returned), composite)
         return kind
 
 

@@ -118,8 +118,9 @@ _TRAINING = 5
 def _correct_for_cpu(call: Call, leaves: list[Any]) -> list[Any]:
     """Norms: what the CPU keeps of mean and rstd.
 
-    In mixed precision they have the weight's dtype, fp32, where the meta kernels give the input's
+    They have the weight's dtype, and the input's where there is no weight
     (aten/src/ATen/native/layer_norm.cpp, layer_norm_cpu: param_scalar_type; mixed_data_type.h).
+    The meta kernels give the input's for mixed precision and fp32 for 16 bits alone.
     A batch norm that is not training keeps none (native/Normalization.cpp, batch_norm_cpu).
     """
     position = _NORMS.get(call.op)
@@ -128,10 +129,9 @@ def _correct_for_cpu(call: Call, leaves: list[Any]) -> list[Any]:
     if call.op == "aten::native_batch_norm" and not call.argument(_TRAINING):
         return [leaves[0], *(Fresh([0], [1], leaf.dtype, 0) for leaf in leaves[1:])]
     weight, data = call.argument(position), call.argument(0)
-    if not isinstance(weight, TensorSpec) or weight.dtype == data.dtype:
-        return leaves
+    dtype = weight.dtype if isinstance(weight, TensorSpec) else data.dtype
     stats = [
-        Fresh(leaf.size, leaf.stride, weight.dtype, _numel(leaf.size) * weight.dtype.itemsize)
+        Fresh(leaf.size, leaf.stride, dtype, _numel(leaf.size) * dtype.itemsize)
         for leaf in leaves[1:]
     ]
     return [leaves[0], *stats]

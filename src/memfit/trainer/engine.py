@@ -25,7 +25,8 @@ from memfit.records.plan import Plan
 from memfit.records.recipe import Recipe
 from memfit.records.runlog import RunLog, StepRecord
 from memfit.techniques import run
-from memfit.techniques.apply import Applied, StepOutcome
+from memfit.techniques.apply import Applied
+from memfit.techniques.step import StepOutcome
 from memfit.trainer import saved_state
 from memfit.trainer.folder import RunFolder
 from memfit.trainer.interrupt import Interrupt
@@ -192,7 +193,7 @@ class _Session:
     def _step(self, applied: Applied, step: int, observer: Observer) -> StepRecord:
         """Takes one step, and evaluates when it is due."""
         started = time.perf_counter()
-        learning_rate = self.recipe.learning_rate * self.schedule.factor(step)
+        learning_rate = self.recipe.peak_learning_rate * self.schedule.factor(step)
         for group in applied.optimizer.param_groups:
             group["lr"] = learning_rate
         applied.step.on_phase = observer.phase
@@ -222,7 +223,7 @@ class _Session:
             f"the run has diverged: the loss of step {step} is {outcome.loss:g}"
             + ("" if norm is None else f" and the norm of its gradients {norm:g}")
             + "; go back to the last saved state with --resume, or begin anew, with a "
-            f"--learning-rate below {self.recipe.learning_rate:g}"
+            f"--learning-rate below {self.recipe.peak_learning_rate:g}"
         )
 
     def _log_first(self, records: list[StepRecord]) -> None:

@@ -1,7 +1,7 @@
 """Learning rate over a run: linear warm-up, then half a cosine down to a fraction of the peak.
 
 The cosine is that of Loshchilov & Hutter 2016, "SGDR: Stochastic Gradient Descent with Warm
-Restarts", eq. 5, without restarts.
+Restarts", eq. 5, without restarts.  Muon's momentum and weight decay have schedules of their own.
 """
 
 from __future__ import annotations
@@ -9,9 +9,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from memfit.errors import BadInput
+from memfit.optimizers.muon import PEAK_MOMENTUM
 
 _MOST_WARMUP_STEPS = 100
+
+_FIRST_MOMENTUM = 0.85
+_MOMENTUM_STEPS = 300
+"""Muon's momentum rises from the one to its peak over the other: nanochat's scripts/base_train.py,
+``get_muon_momentum``, as of its first release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +66,20 @@ class Schedule:
         progress = (step - self.warmup_steps) / (self.num_steps - self.warmup_steps)
         height = (1 + math.cos(math.pi * progress)) / 2
         return self.final_fraction + (1 - self.final_fraction) * height
+
+
+def set_rates(optimizer: torch.optim.Optimizer, schedule: Schedule, step: int) -> None:
+    """Sets what ``optimizer`` is to take step ``step`` with, counted from 1.
+
+    The learning rate of each group is ``initial_lr`` times the schedule's factor.  In groups whose
+    ``kind`` is "muon" momentum rises from 0.85 to 0.95 over the first 300 steps, and weight decay
+    falls from ``initial_weight_decay`` along half a cosine, to reach 0 one step after the last
+    (nanochat's ``get_weight_decay``).  Other groups keep theirs.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * schedule.factor(step)
+        if group.get("kind") == "muon":
+            warmth = min((step - 1) / _MOMENTUM_STEPS, 1)
+            group["momentum"] = (1 - warmth) * _FIRST_MOMENTUM + warmth * PEAK_MOMENTUM
+            height = (1 + math.cos(math.pi * (step - 1) / schedule.num_steps)) / 2
+            group["weight_decay"] = group["initial_weight_decay"] * height

@@ -87,6 +87,16 @@ def _plain_product(call: Call, num_outputs: int) -> Sequence | None:
     return outputs_only(num_outputs) if all(map(_is_blas_matrix, matrices)) else None
 
 
+def _adding_product(call: Call, num_outputs: int) -> Sequence | None:
+    """``addmm`` copies what is added into its result first (``copy_``, in addmm_impl_cpu_)."""
+    inner = _plain_product(call, num_outputs)
+    added, rows, columns = (call.argument(index) for index in range(3))
+    if inner is None or dict(call.kwargs).get("beta") == 0:
+        return inner
+    is_whole = added.shape == (rows.shape[0], columns.shape[1])
+    return _sequence(*inner.events, *_transposing(added)) if is_whole else inner
+
+
 def _plain_reduction(call: Call, num_outputs: int) -> Sequence | None:
     """A reduction to more than one number, or of few numbers, of one floating dtype.
 
@@ -138,13 +148,20 @@ def _copying(call: Call, num_outputs: int) -> Sequence | None:
         source, named = call.argument(0), dict(call.kwargs)
         into_rows = named.get("memory_format") is torch.contiguous_format
         same_dtype = named.get("dtype") in (None, source.dtype)
-    is_transposed = len(source.shape) == 2 and source.stride == (1, source.shape[0])
-    if not (into_rows and same_dtype and is_transposed) or source.numel < _SQUARE * _SQUARE:
+    if not (into_rows and same_dtype):
         return outputs_only(num_outputs)
-    if source.dtype is torch.uint8:
+    buffer = _transposing(source)
+    if buffer and source.dtype is torch.uint8:
         return None
-    num_bytes = _SQUARE * _SQUARE * source.dtype.itemsize
-    return _sequence(*_outputs(num_outputs), Take(0, num_bytes), Give(0))
+    return _sequence(*_outputs(num_outputs), *buffer)
+
+
+def _transposing(source: TensorSpec) -> tuple[Event, ...]:
+    """The buffer of copying ``source`` into rows: none unless it is a transposed matrix."""
+    is_transposed = len(source.shape) == 2 and source.stride == (1, source.shape[0])
+    if not is_transposed or source.numel < _SQUARE * _SQUARE:
+        return ()
+    return Take(0, _SQUARE * _SQUARE * source.dtype.itemsize), Give(0)
 
 
 _SQUARE = 60
@@ -423,7 +440,8 @@ _RULES: dict[str, Rule] = {
     **_named(_plain_choice, "where.self"),
     **_named(_plain_if_bool, "bitwise_and.Tensor bitwise_not bitwise_or.Tensor"),
     **_named(_plain_test, "all all.dim any any.dim"),
-    **_named(_plain_product, "addmm baddbmm bmm mm"),
+    **_named(_plain_product, "baddbmm bmm mm"),
+    "aten::addmm": _adding_product,
     **_named(_plain_reduction, "linalg_vector_norm sum sum.dim_IntList"),
     **_named(
         _promoting,

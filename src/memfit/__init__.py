@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from memfit.records.replay import Replay
     from memfit.records.runlog import RunLog
     from memfit.records.timeline import Timeline
-    from memfit.techniques.apply import apply
-    from memfit.trainer.engine import train
+    from memfit.api import apply, train
 
 __version__ = "0.1.0"
 
@@ -55,11 +54,11 @@ _HOMES = {
     "Replay": "memfit.records.replay",
     "RunLog": "memfit.records.runlog",
     "Timeline": "memfit.records.timeline",
-    "apply": "memfit.techniques.apply",
+    "apply": "memfit.api",
     "job_from_config": "memfit.models.huggingface",
     "predict": "memfit.planner.predict",
     "preset": "memfit.models.presets",
-    "train": "memfit.trainer.engine",
+    "train": "memfit.api",
 }
 
 

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
     Loss: TypeAlias = Tensor | tuple[Tensor, Tensor | int]
 
+IGNORED = -100
+"""The label of a position that is no target: the default ``ignore_index`` of cross-entropy."""
+
+SEQUENCES = ("rows", "packed", "documents")
+"""What a sample of a language model is: a stretch of the text as it runs; whole documents side by
+side; one document, padded."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -51,6 +58,12 @@ class Job:
     vocab_size: int | None = None
     """For a language model whose batch is token ids (B, T+1): ids are below this."""
 
+    sequences: tuple[str, ...] = ("rows",)
+    """What a sample may be, of ``SEQUENCES``.  For ``documents`` the loss takes a dict of
+    ``input_ids`` and ``labels``, int64 (B, T), and ``num_targets``, int64 (B,); labels are shifted
+    already, and IGNORED where there is no target.  For ``packed`` there are also ``position_ids``,
+    int64 (B, T), that begin again at each document, which must see nothing of the others."""
+
     def __post_init__(self) -> None:
         for field in ("model", "batch", "loss"):
             if not callable(getattr(self, field)):
@@ -58,6 +71,25 @@ class Job:
         if self.vocab_size is not None and self.vocab_size < 1:
             raise BadInput(f"Job.vocab_size is {self.vocab_size}: it must be at least 1")
         self.check_seq_len(self.seq_len)
+
+    def check_sequences(self, sequences: str) -> None:
+        """Refuses samples of a kind that the loss does not take.
+
+        Raises:
+            BadInput: it is no kind at all, or not one of this job's.
+        """
+        if sequences not in SEQUENCES:
+            raise BadInput(f"sequences are {sequences!r}: choose one of {', '.join(SEQUENCES)}")
+        if sequences not in self.sequences:
+            raise BadInput(
+                f"{self.name} cannot train on sequences {sequences}: it takes "
+                f"{', '.join(self.sequences)}"
+                + (
+                    "; its documents would see each other, or nobody has tested that they do not"
+                    if sequences == "packed"
+                    else ""
+                )
+            )
 
     def check_seq_len(self, seq_len: int | None) -> int:
         """The sequence length to give to ``batch``: the asked one, else the job's own.

@@ -163,8 +163,7 @@ def test_any_part_of_a_text_can_be_read(cut: int) -> None:
         ("command terminated with exit code 137", "host", "cpu"),
         ("process 0 terminated with signal SIGKILL", "host", "cpu"),
         ("DataLoader worker (pid 3) is killed by signal: Killed. ", "host", "cpu"),
-        ("DataLoader worker (pid 3) is killed by signal: Bus error. It is possible that "
-         "dataloader's workers are out of shared memory.", "shared_memory", "cpu"),
+        ("DataLoader worker (pid 3) is killed by signal: Bus error. It is possible", "shared_memory", "cpu"),
         ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.", "device", "jax"),
         ("ResourceExhaustedError: OOM when allocating tensor with shape[2,3]", "device", "tf"),
         ("No available memory for the cache blocks.", "kv_cache", "cuda"),
@@ -188,8 +187,7 @@ def test_a_text_that_says_so_is_an_out_of_memory(text: str, where: str, backend:
         "Error invalid configuration argument at line 8 in file csrc/ops.cu",
         "Attempting to unscale FP16 gradients.",
         "unscale_() has already been called on this optimizer since the last update().",
-        "torch.utils.checkpoint: A different number of tensors was saved during the original "
-        "forward and recomputation.",
+        "torch.utils.checkpoint: A different number of tensors was saved during",
         "out of resource: shared memory, Required: 147456, Hardware limit: 101376.",
         "NCCL communicator was aborted on rank 0.",
         "DataLoader worker (pid 3) is killed by signal: Segmentation fault.",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memfit.errors import DamagedFile
-from memfit.records.runlog import RunLog, StepRecord, step_line
+from memfit.records.runlog import Note, RunLog, StepRecord, step_line
 
 
 def step(number: int, **changes: Any) -> StepRecord:
@@ -119,3 +119,51 @@ def test_every_line_is_one_json_object(tmp_path: Path) -> None:
 
     assert (first["memfit"], first["version"], first["job"]) == ("runlog", 1, "gpt2")
     assert [line["step"] for line in rest] == [1, 2, 3]
+
+
+def test_notes_are_kept_beside_the_steps_in_the_order_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    notes = (
+        Note(step=2, kind="out-of-memory", text="memory ran out with 4 samples at a time"),
+        Note(step=2, kind="cache", text="2.0 GiB were given back"),
+        Note(step=3, kind="leak", text="1.0 MiB more each step"),
+    )
+    log = RunLog(job="gpt2", steps=LOG.steps, notes=notes)
+
+    log.save(path)
+
+    assert RunLog.load(path) == log
+    lines = path.read_text().splitlines()
+    assert [("text" in line, json.loads(line)["step"]) for line in lines[1:]] == [
+        (False, 1),
+        (True, 2),
+        (True, 2),
+        (False, 2),
+        (True, 3),
+        (False, 3),
+    ]
+
+
+def test_a_log_without_the_newer_fields_is_read_with_their_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    old = (
+        '{"step": 1, "loss": 9.0, "learning_rate": 0.1, "grad_norm": null, "num_targets": 8, '
+        '"seconds": 0.5, "live_bytes": 4, "peak_bytes": 5, "resident_bytes": 6, "eval_loss": null}\n'
+    )
+    path.write_text(RunLog(job="gpt2").header_line() + old)
+
+    (loaded,) = RunLog.load(path).steps
+
+    assert (loaded.batch_size, loaded.seq_len, loaded.loss_scale) == (None, None, None)
+    assert (loaded.num_ooms, loaded.skipped) == (0, False)
+
+
+def test_a_run_counts_the_ooms_of_its_steps() -> None:
+    assert (
+        RunLog(job="gpt2", steps=(step(1, num_ooms=2), step(2), step(3, num_ooms=1))).num_ooms == 3
+    )
+
+
+def test_a_note_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="a note is one of out-of-memory, leak, "):
+        Note(step=1, kind="oops", text="")

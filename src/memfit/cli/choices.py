@@ -56,6 +56,18 @@ BatchSize = Annotated[int | None, typer.Option(min=1, help=recipe_help("batch_si
 Accumulate = Annotated[int | None, typer.Option(min=1, help=recipe_help("accumulate"))]
 Checkpointing = Annotated[str | None, typer.Option(help=recipe_help("checkpointing"))]
 Optimizer = Annotated[str | None, typer.Option(help=recipe_help("optimizer"))]
+Loss = Annotated[str | None, typer.Option(help=recipe_help("loss"))]
+InBackward = Annotated[
+    bool, typer.Option("--optimizer-in-backward", help=recipe_help("optimizer_in_backward"))
+]
+Offload = Annotated[str | None, typer.Option(help=recipe_help("offload"))]
+Sequences = Annotated[str | None, typer.Option(help=recipe_help("sequences"))]
+SeqSchedule = Annotated[
+    str | None, typer.Option(metavar="T:STEP,...,T", help=recipe_help("seq_schedule"))
+]
+ClipNorm = Annotated[
+    str | None, typer.Option(metavar="NORM|none", help=recipe_help("clip_norm"))
+]
 SeqLen = Annotated[
     int | None, typer.Option(min=1, help="Tokens of a sample; the model's own if not given.")
 ]
@@ -81,6 +93,31 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")
 def given(**asked: Any) -> dict[str, Any]:
     """The options that were given."""
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def techniques(
+    *, clip_norm: str | None, optimizer_in_backward: bool, **asked: Any
+) -> dict[str, Any]:
+    """The fields of a recipe that were given.
+
+    Raises:
+        BadInput: the norm is neither a number nor none.
+    """
+    fields = given(**asked)
+    if optimizer_in_backward:
+        fields["optimizer_in_backward"] = True
+    if clip_norm is not None:
+        fields["clip_norm"] = None if clip_norm.lower() == "none" else _number(clip_norm)
+    return fields
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise BadInput(
+            f"--clip-norm is {text!r}: write a number, as in 1.0, or none to leave gradients alone"
+        ) from error
 
 
 def size_of(text: str | None) -> int | None:

@@ -59,7 +59,13 @@ def predict(
     precision: choices.Precision = None,
     accumulate: choices.Accumulate = None,
     checkpointing: choices.Checkpointing = None,
+    loss: choices.Loss = None,
     optimizer: choices.Optimizer = None,
+    optimizer_in_backward: choices.InBackward = False,
+    offload: choices.Offload = None,
+    sequences: choices.Sequences = None,
+    seq_schedule: choices.SeqSchedule = None,
+    clip_norm: choices.ClipNorm = None,
     vocab_size: choices.VocabSize = None,
     html: choices.Html = None,
     json: choices.Json = False,
@@ -82,12 +88,18 @@ def predict(
         raise BadInput("say what to predict: a preset (see --list), a config.json or file.py:name")
     if html is not None:
         choices.refuse_unwritable(html, force=force)
-    options = choices.given(
+    options = choices.techniques(
         batch_size=batch_size,
         precision=precision,
         accumulate=accumulate,
         checkpointing=checkpointing,
+        loss=loss,
         optimizer=optimizer,
+        optimizer_in_backward=optimizer_in_backward,
+        offload=offload,
+        sequences=sequences,
+        seq_schedule=seq_schedule,
+        clip_norm=clip_norm,
     )
     rules: dict[str, Any] = {
         "device": device if gpu is None else gpu,

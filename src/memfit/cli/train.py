@@ -52,7 +52,16 @@ def train(
     accumulate: choices.Accumulate = None,
     precision: choices.Precision = None,
     checkpointing: choices.Checkpointing = None,
+    loss: choices.Loss = None,
     optimizer: choices.Optimizer = None,
+    optimizer_in_backward: choices.InBackward = False,
+    offload: choices.Offload = None,
+    sequences: choices.Sequences = None,
+    truncate: Annotated[
+        str, typer.Option(metavar="head|tail", help="Which end of a document too long is kept.")
+    ] = "head",
+    seq_schedule: choices.SeqSchedule = None,
+    clip_norm: choices.ClipNorm = None,
     learning_rate: Annotated[
         float | None, typer.Option(help=choices.recipe_help("learning_rate"))
     ] = None,
@@ -63,6 +72,10 @@ def train(
     save_every: Annotated[int, typer.Option(min=1, help="Steps between two saved states.")] = 100,
     keep: Annotated[int, typer.Option(min=1, help="Saved states that are kept.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the weights, dropout and the data's order.")] = 0,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Tell tensorboard, trackio or wandb of each step too."),
+    ] = None,
     vocab_size: choices.VocabSize = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json or its folder; trained if not given.")
@@ -86,6 +99,8 @@ def train(
         save_every=save_every,
         keep=keep,
         seed=seed,
+        truncate=truncate,
+        log=tuple(log or ()),
     )
     if html is not None:
         choices.refuse_unwritable(html, force=force or resume)
@@ -93,10 +108,16 @@ def train(
     RunFolder(out).check(resume=resume, force=force)
     planned = _plan_in(target)
     recipe = (planned.recipe if planned else Recipe()).but(
-        **choices.given(
+        **choices.techniques(
             precision=precision,
             checkpointing=checkpointing,
+            loss=loss,
             optimizer=optimizer,
+            optimizer_in_backward=optimizer_in_backward,
+            offload=offload,
+            sequences=sequences,
+            seq_schedule=seq_schedule,
+            clip_norm=clip_norm,
             learning_rate=learning_rate,
         )
     )
@@ -110,18 +131,19 @@ def train(
             batch_size = batch_size or recipe.batch_size
             accumulate = accumulate or recipe.accumulate
 
+    from memfit.api import train as train_job
     from memfit.data.text import load
     from memfit.models.target import resolve
     from memfit.planner.budget import fit_to_budget
     from memfit.reports.terminal import print_plan
-    from memfit.trainer.engine import train as train_job
 
     choices.collect_garbage_again()
     console = choices.stderr()
     job = resolve(target, vocab_size=vocab_size)
     if job.vocab_size is None:
         raise BadInput(f"{job.name} does not train on text: memfit train trains causal LMs")
-    length = job.check_seq_len(seq_len)
+    job.check_sequences(recipe.sequences)
+    length = job.check_seq_len(_longest(recipe, seq_len))
     samples, micro = step_shape(length, tokens_per_step, batch_size, accumulate)
     console.print(f"reading {', '.join(data)}", markup=False, soft_wrap=True)
     with shown_progress(console, ENCODING) as on_encoding:
@@ -163,6 +185,22 @@ def train(
     if html is not None:
         _write_page(prediction, log, out, html)
     _report(plan, prediction, log, out, json)
+
+
+def _longest(recipe: Recipe, seq_len: int | None) -> int | None:
+    """Tokens of the longest sequence.
+
+    Raises:
+        BadInput: the schedule and --seq-len say different ones.
+    """
+    if recipe.stages is None:
+        return seq_len
+    if seq_len not in (None, recipe.stages.longest):
+        raise BadInput(
+            f"--seq-len {seq_len} and --seq-schedule {recipe.stages}, which ends with "
+            f"{recipe.stages.longest}, say different lengths: leave --seq-len out"
+        )
+    return recipe.stages.longest
 
 
 def step_shape(

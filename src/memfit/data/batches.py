@@ -50,11 +50,18 @@ class Batches:
         """The epoch, from 0, of the first row of this step's batch."""
         return step * self._samples_per_step // self.num_rows
 
-    def batch(self, step: int) -> Tensor:
-        """(B, T + 1) int64 ids of a step, counted from 0.  Epochs follow on without a gap."""
+    def batch(self, step: int, seq_len: int | None = None) -> Tensor:
+        """(B, T + 1) int64 ids of a step, counted from 0.  Epochs follow on without a gap.
+
+        A shorter ``seq_len``, which divides T, cuts each row into several: the same targets.
+        """
         first = step * self._samples_per_step
         rows = [self._row(index) for index in range(first, first + self._samples_per_step)]
-        return _gather(self._tokens, rows, self._seq_len)
+        length = self._seq_len if seq_len is None else seq_len
+        parts = self._seq_len // length
+        return _gather(
+            self._tokens, [row * parts + part for row in rows for part in range(parts)], length
+        )
 
     def _row(self, index: int) -> int:
         epoch, place = divmod(index, self.num_rows)

@@ -1,30 +1,40 @@
 """What a run asks of its data: the batch of a step, and the batches it is evaluated on.
 
 A batch is a pure function of the seed and the step, and every tensor of it has the sample in dim 0.
+It is token ids (B, T + 1) for rows, and a dict with labels for documents (``Job.sequences``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
-from memfit.data.batches import Batches, EvalBatches
+import numpy as np
+
+from memfit.data.document_feed import DocumentFeed
+from memfit.data.documents import Documents
+from memfit.data.packed_feed import PackedFeed
+from memfit.data.row_feed import RowFeed
 from memfit.data.text import TextData
 from memfit.errors import BadInput
+from memfit.job import SEQUENCES
 from memfit.records.recipe import Recipe
+from memfit.records.stages import Stage, Stages
 
-SEQUENCES = ("rows", "packed", "documents")
+TRUNCATIONS = ("head", "tail")
+"""Which end of what is too long is kept."""
 
 EVAL_SAMPLES = 64
-"""Samples of the held-out part behind an evaluation, the same ones each time."""
+"""The held-out part behind an evaluation, in samples of the longest length; always the same."""
 
 
 class Feed(Protocol):
     """The batches of a run."""
 
-    held_out: Sequence[Callable[[], Any]]
-    """Evaluation batches, to be made one at a time, each of at most ``recipe.batch_size`` samples."""
+    @property
+    def held_out(self) -> Sequence[Callable[[], Any]]:
+        """Evaluation batches, to be made one at a time, of at most ``recipe.batch_size`` samples
+        each."""
 
     def batch(self, step: int) -> Any:
         """The whole batch of a step, counted from 0."""
@@ -48,41 +58,105 @@ def open_feed(
     """The feed of a run.
 
     Args:
-        data: loaded text.
-        recipe: ``samples_per_step`` and the stages.
-        seq_len: T, the longest length.
-        seed: of the order.
-        sequences: one of ``SEQUENCES``.
-        truncate: which end of a document longer than T is kept, ``head`` or ``tail``.
+        data: loaded text, or chat.
+        recipe: says the samples of a step, of the longest length, and the stages.
+        seq_len: T, the longest length in tokens.
+        seed: of the order; any integer.
+        sequences: ``rows``, ``packed`` or ``documents``.
+        truncate: which end is kept of a conversation, or of a document that is a sample of its
+            own, when it is longer than T: ``head`` or ``tail``.
 
     Raises:
-        BadInput: there is too little text, or the schedule does not divide the tokens of a step.
+        BadInput: there is too little text, the schedule does not divide the tokens of a step, or
+            the data does not come in such sequences.
     """
-    return RowFeed(data, recipe=recipe, seq_len=seq_len, seed=seed)
-
-
-class RowFeed:
-    """Rows of the text as it runs, whatever document they are of."""
-
-    def __init__(self, data: TextData, *, recipe: Recipe, seq_len: int, seed: int) -> None:
-        self._batches = Batches(
+    if sequences not in SEQUENCES:
+        raise BadInput(f"sequences are {sequences!r}: choose one of {', '.join(SEQUENCES)}")
+    if truncate not in TRUNCATIONS:
+        raise BadInput(f"truncate is {truncate!r}: choose one of {', '.join(TRUNCATIONS)}")
+    stages = _stages(recipe, seq_len, sequences)
+    tokens_per_step = recipe.samples_per_step * seq_len
+    stages.check_divides(tokens_per_step)
+    if sequences == "rows":
+        if data.is_chat:
+            raise BadInput(
+                "the data is chat, and rows of neighbouring tokens would tear conversations "
+                "apart: choose sequences packed or documents"
+            )
+        return RowFeed(
             data.train_tokens,
-            samples_per_step=recipe.samples_per_step,
-            seq_len=seq_len,
+            data.eval_tokens[: EVAL_SAMPLES * seq_len + 1],
+            tokens_per_step=tokens_per_step,
+            batch_size=recipe.batch_size,
+            stages=stages,
             seed=seed,
         )
-        held_out = EvalBatches(
-            data.eval_tokens[: EVAL_SAMPLES * seq_len + 1],
+    # A text longer than a row goes on in the next one; a conversation without its beginning, or a
+    # sample of its own, does not.
+    longest = None if sequences == "packed" and not data.is_chat else seq_len
+    train, held_out = data.train_documents, data.eval_documents
+    pieces = (
+        _some(train, train.pieces(longest, truncate), data, seq_len),
+        _first(_some(held_out, held_out.pieces(longest, truncate), data, seq_len), seq_len),
+    )
+    if sequences == "packed":
+        return PackedFeed(
+            train,
+            held_out,
+            pieces=pieces,
+            tokens_per_step=tokens_per_step,
             batch_size=recipe.batch_size,
-            seq_len=seq_len,
+            stages=stages,
+            seed=seed,
+            padding_id=data.end_of_text_id,
         )
-        self.held_out = [partial(held_out.batch, index) for index in range(held_out.num_batches)]
+    return DocumentFeed(
+        train,
+        held_out,
+        pieces=pieces,
+        tokens_per_step=tokens_per_step,
+        batch_size=recipe.batch_size,
+        seq_len=seq_len,
+        seed=seed,
+        padding_id=data.end_of_text_id,
+    )
 
-    def batch(self, step: int) -> Any:
-        return self._batches.batch(step)
 
-    def batch_size(self, step: int, batch_size: int) -> int:
-        return batch_size
+def _stages(recipe: Recipe, seq_len: int, sequences: str) -> Stages:
+    stages = recipe.stages
+    if stages is None:
+        return Stages((Stage(seq_len, None),))
+    if sequences == "documents":
+        raise BadInput(
+            f"the sequence schedule {stages} does not go with sequences documents, which are as "
+            "long as they are: choose rows or packed"
+        )
+    if stages.longest != seq_len:
+        raise BadInput(
+            f"the sequence schedule {stages} ends with {stages.longest:,} tokens and the sequence "
+            f"length is {seq_len:,}: leave the length out, or make them the same"
+        )
+    return stages
 
-    def longest(self) -> Any:
-        return self._batches.batch(0)
+
+def _some(documents: Documents, pieces: np.ndarray, data: TextData, seq_len: int) -> np.ndarray:
+    if len(pieces):
+        return pieces
+    num = len(documents.starts) - 1
+    if data.is_chat:
+        raise BadInput(
+            f"none of {num:,} conversations has a word of the assistant within {seq_len:,} tokens, "
+            'so there is nothing to learn: make the sequence longer, keep the "tail", or give '
+            "conversations in which the assistant answers"
+        )
+    raise BadInput(f"none of {num:,} documents has two tokens: give more text")
+
+
+def _first(pieces: np.ndarray, seq_len: int) -> np.ndarray:
+    """The first pieces, of at most ``EVAL_SAMPLES`` sequences together; the last one cut there."""
+    lengths = pieces[:, 1] - pieces[:, 0]
+    room = EVAL_SAMPLES * seq_len - (np.cumsum(lengths) - lengths)
+    kept: np.ndarray = np.stack(
+        [pieces[:, 0], np.minimum(pieces[:, 1], pieces[:, 0] + room)], axis=1
+    )[room > 0]
+    return kept

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from memfit.data.corpus import open_corpus
+from memfit.data.documents import Documents, documents_of
 from memfit.data.tokenizer import (
     cached_tokenizer,
     end_of_text_id,
@@ -48,6 +49,24 @@ class TextData:
 
     content_hash: str
     """SHA-256 of the documents."""
+
+    chat: tuple[Documents, Documents] | None = None
+    """Conversations to train and to evaluate on; None for text."""
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether documents are conversations, in which only the assistant's tokens are targets."""
+        return self.chat is not None
+
+    @property
+    def train_documents(self) -> Documents:
+        """Where documents begin and end in ``train_tokens``."""
+        return self.chat[0] if self.chat else documents_of(self.train_tokens, self.end_of_text_id)
+
+    @property
+    def eval_documents(self) -> Documents:
+        """Where documents begin and end in ``eval_tokens``."""
+        return self.chat[1] if self.chat else documents_of(self.eval_tokens, self.end_of_text_id)
 
 
 def load(

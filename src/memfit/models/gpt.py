@@ -24,8 +24,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memfit.errors import BadInput
-from memfit.job import Job
-from memfit.models.objectives import token_batch, token_loss
+from memfit.job import SEQUENCES, Job
+from memfit.models.objectives import (
+    TensorDict,
+    compute_dtype,
+    document_mask,
+    labelled_loss,
+    token_batch,
+    token_loss,
+)
 
 HEAD_DIM = 128
 DIM_PER_LAYER = 64
@@ -117,13 +124,21 @@ class GPT(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, T, V) of the token after each of ``tokens`` (B, T), fp32."""
-        T = tokens.size(1)
-        cos, sin = self.cos[:T], self.sin[:T]  # (T, 1, D/2)
+    def forward(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) of the token after each of ``tokens`` (B, T), fp32.
+
+        ``position_ids`` (B, T) begin again at each document, which then sees itself alone; where
+        they are left out a row is one document.
+        """
         x = norm(self.embedding(tokens))  # (B, T, C)
+        if position_ids is None:
+            T = tokens.size(1)
+            cos, sin, mask = self.cos[:T], self.sin[:T], None  # (T, 1, D/2)
+        else:
+            cos, sin = self.cos[position_ids], self.sin[position_ids]  # (B, T, 1, D/2)
+            mask = document_mask(position_ids, compute_dtype(x))  # (B, 1, T, T)
         for block in self.blocks:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, mask)
         # One expression: each (B, T, V) tensor is let go as soon as the next one exists.
         return SOFTCAP * torch.tanh(self.head(norm(x)).float() / SOFTCAP)
 
@@ -136,8 +151,8 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.mlp = MLP(config.dim)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(norm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attention(norm(x), cos, sin, mask)
         y: Tensor = x + self.mlp(norm(x))
         return y
 
@@ -155,7 +170,7 @@ class Attention(nn.Module):
         self.out = Linear(config.dim, config.dim)
         nn.init.zeros_(self.out.weight)  # a new block changes nothing
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         q = self.query(x).unflatten(-1, (-1, self.head_dim))  # (B, T, H, D)
         k = self.key(x).unflatten(-1, (-1, self.head_dim))  # (B, T, G, D)
         v = self.value(x).unflatten(-1, (-1, self.head_dim))  # (B, T, G, D)
@@ -166,7 +181,8 @@ class Attention(nn.Module):
             q.transpose(1, 2),  # (B, H, T, D)
             k.transpose(1, 2),
             v.transpose(1, 2),
-            is_causal=True,
+            attn_mask=mask,
+            is_causal=mask is None,
             enable_gqa=self.shares_kv,
         )
         joined: Tensor = self.out(y.transpose(1, 2).flatten(2))  # (B, T, C)
@@ -227,9 +243,12 @@ def gpt_job(config: GPTConfig, name: str = "gpt") -> Job:
         seq_len=config.seq_len,
         max_seq_len=config.max_seq_len,
         vocab_size=config.vocab_size,
+        sequences=SEQUENCES,
     )
 
 
-def next_token_loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
-    """``(sum of losses, B * T)`` for token ids (B, T+1)."""
-    return token_loss(model(batch[:, :-1]), batch[:, 1:])
+def next_token_loss(model: nn.Module, batch: Tensor | TensorDict) -> tuple[Tensor, int]:
+    """``(sum of losses, number of targets)`` for token ids (B, T+1), or a dict with labels."""
+    if isinstance(batch, Tensor):
+        return token_loss(model(batch[:, :-1]), batch[:, 1:])
+    return labelled_loss(model(batch["input_ids"], batch.get("position_ids")), batch)

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-TensorDict: TypeAlias = dict[str, Tensor]
+from memfit.job import IGNORED
 
-IGNORED = -100
-"""The label of a position that is no target: the default ``ignore_index`` of cross-entropy."""
+TensorDict: TypeAlias = dict[str, Tensor]
 
 MASKED_FRACTION = 0.15
 """Of the tokens, as in BERT (Devlin et al. 2018, section 3.1)."""
@@ -33,6 +32,70 @@ def token_batch(vocab_size: int, batch_size: int, seq_len: int) -> Tensor:
 def token_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, int]:
     """Cross-entropy of logits (B, T, V), in fp32, against token ids (B, T)."""
     return _summed_cross_entropy(logits, targets), targets.numel()
+
+
+def labelled_batch(vocab_size: int, batch_size: int, seq_len: int) -> TensorDict:
+    """Random token ids with labels: one document a sample, without padding.
+
+    Returns:
+        ``input_ids`` and ``labels`` (B, T), ``num_targets`` (B,), all int64.
+    """
+    return {
+        "input_ids": torch.randint(vocab_size, (batch_size, seq_len)),
+        "labels": torch.randint(vocab_size, (batch_size, seq_len)),
+        "num_targets": torch.full((batch_size,), seq_len),
+    }
+
+
+def packed_batch(vocab_size: int, batch_size: int, seq_len: int) -> TensorDict:
+    """Random token ids with labels and positions: each token is a document of its own.
+
+    Where documents begin changes no size.  That they do must be known, as transformers asks.
+
+    Returns:
+        ``input_ids``, ``labels`` and ``position_ids`` (B, T), ``num_targets`` (B,), all int64.
+    """
+    return {
+        "input_ids": torch.randint(vocab_size, (batch_size, seq_len)),
+        "labels": torch.randint(vocab_size, (batch_size, seq_len)),
+        "position_ids": torch.zeros((batch_size, seq_len), dtype=torch.int64),
+        "num_targets": torch.full((batch_size,), seq_len),
+    }
+
+
+def labelled_loss(logits: Tensor, batch: TensorDict) -> tuple[Tensor, int]:
+    """Cross-entropy of logits (B, T, V), in fp32, against the labels of the batch.
+
+    They are shifted already.  How many are targets is read from a tensor of the host's making.
+    """
+    num_targets = int(batch["num_targets"].sum())
+    return _summed_cross_entropy(logits, batch["labels"]), num_targets
+
+
+def document_mask(position_ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, 1, T, T) to be added to scores: 0 from a document's first token to the query, else -inf.
+
+    In the dtype of the queries, and made once for all layers: of a mask of bools each layer would
+    make such a tensor of its own, and keep it for backward (``convert_boolean_attn_mask`` in
+    aten/src/ATen/native/transformers/attention.cpp).
+
+    Args:
+        position_ids: (B, T) int64, beginning again at 0 with each document.
+        dtype: of the queries.
+    """
+    num_samples, seq_len = position_ids.shape
+    place = torch.arange(seq_len, device=position_ids.device)
+    first = place - position_ids  # (B, T): where the document of a query begins
+    hidden = place < first.unsqueeze(-1)  # (B, T, T), keys last
+    hidden.logical_or_(place > place.unsqueeze(-1))
+    mask = torch.zeros((num_samples, 1, seq_len, seq_len), dtype=dtype, device=position_ids.device)
+    return mask.masked_fill_(hidden.unsqueeze(1), -torch.inf)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of queries that a linear layer makes of ``x``: autocast's, where it is on."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def num_masked(seq_len: int) -> int:

@@ -59,6 +59,20 @@ def predict(
         budget_bytes = recipe.budget_bytes if budget_bytes is None else budget_bytes
         recipe = recipe.recipe
     recipe = recipe or Recipe()
+    if recipe.stages is not None:
+        seq_len = recipe.stages.longest
+    if not recipe.is_settled:
+        from memfit.planner.settle import settle  # which predicts
+
+        recipe = settle(
+            job,
+            recipe,
+            device=device,
+            seq_len=seq_len[1] if isinstance(seq_len, tuple) else seq_len,
+            torch_version=torch_version,
+            alloc_conf=alloc_conf,
+            on_progress=on_progress,
+        )
     if device.lower() != "cpu":
         from memfit.planner.gpu import predict_job
 

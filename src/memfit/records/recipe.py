@@ -38,6 +38,7 @@ QUANTISED = ("adamw-8bit", "adamw-4bit", "lion-8bit", "muon-8bit")
 """Optimizers whose state is kept in fewer bits."""
 
 LOSSES = ("full", "chunked")
+SEQUENCES = ("rows", "packed", "documents")
 
 _SIZE = r"[^:,]+"
 _CHECKPOINTING = re.compile(
@@ -96,6 +97,10 @@ class Recipe:
     it, activations:budget:SIZE: as little as a predicted peak of SIZE allows); optimizer: state
     and update on the CPU.  Two are joined by a comma."""
 
+    sequences: str = "rows"
+    """What a sample is: rows of the text as it runs; packed: whole documents side by side, which do
+    not see each other; documents: one document or conversation, padded."""
+
     seq_schedule: str | None = None
     """Sequence lengths in stages, as 1024:2000,2048:4000,4096: 1,024 tokens up to step 2,000, 2,048
     up to step 4,000, then 4,096; the tokens of a step stay the same."""
@@ -113,6 +118,7 @@ class Recipe:
         _choose("precision", self.precision, PRECISIONS)
         _choose("optimizer", self.optimizer, tuple(OPTIMIZERS))
         _choose("loss", self.loss, LOSSES)
+        _choose("sequences", self.sequences, SEQUENCES)
         for name in ("batch_size", "accumulate"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:

@@ -8,7 +8,7 @@ the update goes on where it stopped.  In an evaluation the part that failed is h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -185,6 +185,17 @@ class Step:
     def shrink(self) -> None:
         """Halves the micro-batch from here on; for a step that fits only by the skin of its teeth."""
         self.num_halvings += 1
+
+    def state(self) -> dict[str, Any]:
+        """What a saved state must hold of a step, as plain data; for :meth:`load_state`."""
+        scaler = self.scaler.state_dict() if self.scaler else None
+        return {"num_halvings": self.num_halvings, "scaler": scaler}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what :meth:`state` gave; states saved before there was one hold nothing."""
+        self.num_halvings = state.get("num_halvings", 0)
+        if self.scaler is not None and state.get("scaler"):
+            self.scaler.load_state_dict(dict(state["scaler"]))
 
     # ------------------------------------------------------------------ forward and backward
 

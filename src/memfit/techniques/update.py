@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.optimizers.stochastic import StochasticallyRounded
 from memfit.optimizers.together import parts
 
 
@@ -67,13 +68,14 @@ class Update:
 
 def _pieces_of(part: torch.optim.Optimizer, group: dict[str, Any]) -> list[Callable[[], None]]:
     updated = [p for p in group["params"] if p.grad is not None]
-    if _is_atomic(group):
+    if _is_atomic(part, group):
         return [lambda: _atomic(part, group, updated)]
     return [lambda p=p: _kept(part, group, p) for p in updated]  # type: ignore[misc]
 
 
-def _is_atomic(group: dict[str, Any]) -> bool:
-    return bool(group.get("fused"))
+def _is_atomic(part: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    # Stochastic rounding widens one parameter after the other, fused or not.
+    return bool(group.get("fused")) and not isinstance(part, StochasticallyRounded)
 
 
 def _atomic(part: torch.optim.Optimizer, group: dict[str, Any], updated: list[Tensor]) -> None:
@@ -101,9 +103,12 @@ def _kept(part: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor)
     written = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     kept = [(tensor, _copy(tensor)) for tensor in (parameter, *written.values())]
     former = dict(state)
+    drawn = _generator_state(parameter) if isinstance(part, StochasticallyRounded) else None
     try:
         _step(part, group, [parameter])
     except BaseException:
+        if drawn is not None:
+            _set_generator_state(parameter, drawn)
         with torch.no_grad():
             for tensor, copy in kept:
                 tensor.copy_(copy)
@@ -118,6 +123,19 @@ def _copy(tensor: Tensor) -> Tensor:
     """A copy on the host, where the memory that ran out is not."""
     with torch.no_grad():
         return tensor.detach().to("cpu", copy=True)
+
+
+def _generator_state(parameter: Tensor) -> Tensor:
+    if parameter.is_cuda:
+        return torch.cuda.get_rng_state(parameter.device)
+    return torch.get_rng_state()
+
+
+def _set_generator_state(parameter: Tensor, state: Tensor) -> None:
+    if parameter.is_cuda:
+        torch.cuda.set_rng_state(state, parameter.device)
+    else:
+        torch.set_rng_state(state)
 
 
 def _step(part: torch.optim.Optimizer, group: dict[str, Any], updated: list[Tensor]) -> None:

@@ -156,16 +156,26 @@ def wrap_numbers(
     """Python numbers in the place of tensors become 0-d tensors of ``device`` again, in place.
 
     PyTorch wraps them before it dispatches, hands them out as numbers, and takes numbers back from
-    Python for a few ops only.  A 0-d tensor of the default dtype promotes as the number did.
+    Python for a few ops only.  A 0-d tensor of the default dtype promotes as the number did, but
+    for a float among 0-d tensors only: it has no say there, and takes the dtype of the first.
     """
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     for position, argument in enumerate(op._schema.arguments):
         if "Tensor" not in str(argument.type) or "[" in str(argument.type):
             continue
         if position < len(args):
             if isinstance(args[position], (bool, int, float, complex)):
-                args[position] = torch.tensor(args[position], device=device)
+                args[position] = _wrapped(args[position], tensors, device)
         elif isinstance(kwargs.get(argument.name), (bool, int, float, complex)):
-            kwargs[argument.name] = torch.tensor(kwargs[argument.name], device=device)
+            kwargs[argument.name] = _wrapped(kwargs[argument.name], tensors, device)
+
+
+def _wrapped(
+    number: bool | float | complex, tensors: list[torch.Tensor], device: str
+) -> torch.Tensor:
+    floating = [tensor for tensor in tensors if tensor.dtype.is_floating_point]
+    takes_theirs = isinstance(number, float) and floating and all(t.dim() == 0 for t in floating)
+    return torch.tensor(number, dtype=floating[0].dtype if takes_theirs else None, device=device)
 
 
 def argument_of(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
-from memfit.data.batches import Batches, EvalBatches
+from memfit.data.feed import open_feed
 from memfit.data.text import TextData, load
 from memfit.errors import BadInput, MemfitError
 from memfit.job import Job
 from memfit.observer import Observer
 from memfit.records.plan import Plan
 from memfit.records.recipe import Recipe
-from memfit.records.runlog import RunLog, StepRecord
+from memfit.records.runlog import Note, RunLog, StepRecord
 from memfit.techniques import run
 from memfit.techniques.apply import Applied
 from memfit.techniques.step import StepOutcome
@@ -32,11 +32,8 @@ from memfit.trainer.folder import RunFolder
 from memfit.trainer.interrupt import Interrupt
 from memfit.trainer.meter import MEASURED_STEPS, Meter, is_measured, step_memory
 from memfit.trainer.options import TrainOptions
+from memfit.trainer.schedule import set_rates
 from memfit.trainer.state_file import RunIdentity
-
-_EVAL_ROWS = 64
-"""Rows of the held-out part behind an evaluation, the same ones each time."""
-
 
 def train(
     job: Job,
@@ -50,6 +47,7 @@ def train(
     force: bool = False,
     on_step: Callable[[StepRecord], None] | None = None,
     on_note: Callable[[str], None] | None = None,
+    advise: Callable[[], str] | None = None,
 ) -> RunLog:
     """Trains a language model on text.
 
@@ -63,7 +61,9 @@ def train(
         resume: go on from the newest saved state in ``out``.
         force: begin anew in a folder that holds a run.
         on_step: called after each step, in order.
-        on_note: called with sentences for the person: what was resumed, what was interrupted.
+        on_note: called with sentences for the person: what was resumed, what was interrupted,
+            where memory ran out and what was done.
+        advise: says what to write instead when even one sample does not fit.
 
     Returns:
         The run's log, of former sessions too; shorter than asked when it was interrupted.
@@ -71,6 +71,7 @@ def train(
     Raises:
         BadInput: the job does not train on text, the text is too short, the folder holds a run,
             something cannot be written, or the state to resume is another run's.
+        OutOfMemory: even one sample at a time does not fit.
         MemfitError: the run has diverged: its loss or its gradients are no longer numbers.
     """
     recipe = plan.recipe if isinstance(plan, Plan) else plan
@@ -78,7 +79,8 @@ def train(
         seq_len = plan.seq_len
     if job.vocab_size is None:
         raise BadInput(f"{job.name} does not train on text: its job names no vocab_size")
-    length = job.check_seq_len(seq_len)
+    job.check_sequences(recipe.sequences)
+    length = job.check_seq_len(recipe.stages.longest if recipe.stages else seq_len)
     folder = RunFolder(Path(out))
     folder.check(resume=resume, force=force)
     if not isinstance(data, TextData):
@@ -100,6 +102,7 @@ def train(
         folder=folder,
         on_step=on_step or (lambda record: None),
         on_note=on_note or (lambda note: None),
+        advise=advise,
     )
     with Interrupt() as interrupt:
         session.run(header, plan, resume, interrupt)
@@ -120,23 +123,21 @@ class _Session:
         folder: RunFolder,
         on_step: Callable[[StepRecord], None],
         on_note: Callable[[str], None],
+        advise: Callable[[], str] | None,
     ) -> None:
         self.job, self.recipe, self.options, self.folder = job, recipe, options, folder
-        self.on_step, self.on_note = on_step, on_note
+        self.on_step, self.on_note, self.advise = on_step, on_note, advise
         self.tokenizer = data.tokenizer_path
         self.schedule = options.schedule()
-        self.batches = Batches(
-            data.train_tokens,
-            samples_per_step=recipe.samples_per_step,
+        self.seq_len = seq_len
+        self.feed = open_feed(
+            data,
+            recipe=recipe,
             seq_len=seq_len,
             seed=options.seed,
+            sequences=recipe.sequences,
+            truncate=options.truncate,
         )
-        held_out = EvalBatches(
-            data.eval_tokens[: _EVAL_ROWS * seq_len + 1],
-            batch_size=recipe.batch_size,
-            seq_len=seq_len,
-        )
-        self.held_out = [partial(held_out.batch, index) for index in range(held_out.num_batches)]
         self.identity = RunIdentity(
             job_name=job.name,
             recipe=recipe,
@@ -151,6 +152,8 @@ class _Session:
         torch.manual_seed(self.options.seed)
         with self.meter.stretch(measured=True) as observer:
             applied = run.build(self.job, self.recipe, observer)
+            if self.advise is not None:
+                applied.step.advise = self.advise
             done = self._restore(applied, header) if resume else self._begin(header)
             if isinstance(plan, Plan):
                 plan.save(self.folder.plan, force=True)
@@ -184,40 +187,60 @@ class _Session:
         )
         for note in restored.notes:
             self.on_note(note)
-        before = RunLog.load(self.folder.log).steps
-        kept = tuple(record for record in before if record.step <= restored.step)
-        replace(header, steps=kept).save(self.folder.log, force=True)
+        applied.step.load_state(restored.extra)
+        before = RunLog.load(self.folder.log)
+        kept = tuple(record for record in before.steps if record.step <= restored.step)
+        notes = tuple(note for note in before.notes if note.step <= restored.step)
+        replace(header, steps=kept, notes=notes).save(self.folder.log, force=True)
         self.on_note(f"resumed after step {restored.step}")
         return restored.step
 
     def _step(self, applied: Applied, step: int, observer: Observer) -> StepRecord:
         """Takes one step, and evaluates when it is due."""
         started = time.perf_counter()
-        learning_rate = self.recipe.peak_learning_rate * self.schedule.factor(step)
-        for group in applied.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_rates(applied.optimizer, self.schedule, step)
         applied.step.on_phase = observer.phase
-        outcome = run.take_step(applied, step, partial(self.batches.batch, step - 1), observer)
+        outcome = run.take_step(
+            applied,
+            step,
+            partial(self.feed.batch, step - 1),
+            observer,
+            self.feed.batch_size(step - 1, self.recipe.batch_size),
+        )
         self._check_finite(outcome, step)
         seconds = time.perf_counter() - started
-        eval_loss = None
+        notes, eval_loss = outcome.notes, None
         if self.options.evaluates(step):
-            held_out = run.evaluate(applied, self.held_out, observer)
+            held_out = run.evaluate(applied, self.feed.held_out, observer)
             eval_loss = held_out.loss_sum / held_out.num_targets
+            notes += held_out.notes
+        for note in notes:
+            self._note(step, "out-of-memory", note)
         return StepRecord(
             step=step,
             loss=outcome.loss,
-            learning_rate=learning_rate,
+            learning_rate=self.recipe.peak_learning_rate * self.schedule.factor(step),
             grad_norm=outcome.grad_norm,
             num_targets=outcome.num_targets,
             seconds=seconds,
             resident_bytes=self.meter.resident_bytes(),
             eval_loss=eval_loss,
+            batch_size=outcome.batch_size,
+            seq_len=self.recipe.stages.at(step) if self.recipe.stages else self.seq_len,
+            num_ooms=len(notes),
+            skipped=outcome.skipped,
+            loss_scale=outcome.loss_scale,
         )
+
+    def _note(self, step: int, kind: str, text: str) -> None:
+        """Writes a note into the log, and tells the person."""
+        self.folder.append(Note(step=step, kind=kind, text=text))
+        self.on_note(f"step {step}: {text}")
 
     def _check_finite(self, outcome: StepOutcome, step: int) -> None:
         norm = outcome.grad_norm
-        if math.isfinite(outcome.loss) and (norm is None or math.isfinite(norm)):
+        is_finite = norm is None or math.isfinite(norm) or outcome.skipped
+        if math.isfinite(outcome.loss) and is_finite:
             return
         raise MemfitError(
             f"the run has diverged: the loss of step {step} is {outcome.loss:g}"
@@ -251,6 +274,7 @@ class _Session:
                 optimizer=applied.optimizer,
                 run=self.identity,
                 keep=self.options.keep,
+                extra=applied.step.state(),
             )
         if leaves and step < self.options.num_steps:
             self.on_note(f"interrupted: step {step} is saved, go on from it with --resume")

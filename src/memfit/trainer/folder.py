@@ -18,7 +18,7 @@ from pathlib import Path
 
 from memfit.errors import BadInput
 from memfit.records.files import write_text
-from memfit.records.runlog import RunLog, StepRecord, step_line
+from memfit.records.runlog import Note, RunLog, StepRecord, note_line, step_line
 
 
 class RunFolder:
@@ -67,8 +67,8 @@ class RunFolder:
         write_text(self.tokenizer, text, force=True)
         log.save(self.log, force=True)
 
-    def append(self, record: StepRecord) -> None:
-        """Adds one step to the log.
+    def append(self, record: StepRecord | Note) -> None:
+        """Adds one step, or a note, to the log.
 
         Raises:
             BadInput: the line cannot be written; the log is as it was.
@@ -76,7 +76,7 @@ class RunFolder:
         size = self.log.stat().st_size
         try:
             with open(self.log, "a", encoding="utf-8") as file:
-                file.write(step_line(record))
+                file.write(note_line(record) if isinstance(record, Note) else step_line(record))
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.truncate(self.log, size)

@@ -31,6 +31,12 @@ class TrainOptions:
     keep: int = 2
     """Saved states that are kept; older ones are removed."""
 
+    truncate: str = "head"
+    """Which end of a document or conversation that is too long is kept: head or tail."""
+
+    log: tuple[str, ...] = ()
+    """Who else is told of each step: tensorboard, trackio, wandb."""
+
     seed: int = 0
     """Of the initial weights, dropout, and the order of the data."""
 
@@ -38,6 +44,8 @@ class TrainOptions:
         for name in ("num_steps", "eval_every", "save_every", "keep"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.truncate not in ("head", "tail"):
+            raise BadInput(f"truncate is {self.truncate!r}: choose head or tail")
         self.schedule()
 
     def schedule(self) -> Schedule:

@@ -1,0 +1,112 @@
+"""The public functions in which planner and trainer meet.
+
+A recipe may leave something to a prediction (``checkpointing="budget:2GiB"``).  Planner and
+trainer do not know each other, so it is here that a recipe is settled before it is applied, and
+that a run which does not fit is given the planner's advice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from memfit.data.text import TextData
+from memfit.job import Job
+from memfit.planner.advice import advise
+from memfit.records.plan import Plan
+from memfit.records.recipe import Recipe
+from memfit.records.runlog import RunLog, StepRecord
+from memfit.techniques import apply as techniques
+from memfit.techniques.apply import Applied
+from memfit.trainer import engine
+from memfit.trainer.options import TrainOptions
+
+
+def apply(
+    job: Job,
+    recipe: Recipe | Plan,
+    *,
+    device: str = "cpu",
+    seq_len: int | None = None,
+    on_phase: Callable[[str], None] | None = None,
+) -> Applied:
+    """Builds the job's model and makes a training step of it, for people who keep their own loop.
+
+    Args:
+        job: how to build the model, a batch, and the loss.
+        recipe: the techniques, or a plan with its recipe.
+        device: where the model is built and trained: ``cpu`` or ``cuda``.
+        seq_len: tokens of a sample, which a budget is settled for; the plan's or the job's own
+            length when left out.
+        on_phase: called with ``forward``, ``backward``, ``optimizer`` or ``eval`` as each begins.
+
+    Returns:
+        ``(model, optimizer, step)``.  ``step(batch)`` runs one optimizer step over a batch of any
+        number of samples: precision, accumulation, clipping, and the retry when memory runs out.
+        ``step.evaluate(batch)`` gives the loss without gradients.
+
+    Raises:
+        BadInput: the recipe cannot be applied to this model.
+        DoesNotFit: no way to apply it reaches its budget.
+    """
+    length = _length(job, recipe, seq_len)
+    settled = _settled(job, recipe, device, length)
+    applied = techniques.apply(job, settled, device=device, on_phase=on_phase)
+    applied.step.advise = lambda: advise(job, settled, device=device, seq_len=length)
+    return applied
+
+
+def train(
+    job: Job,
+    plan: Plan | Recipe,
+    data: TextData | str | Path | Sequence[str | Path],
+    out: Path | str,
+    *,
+    options: TrainOptions | None = None,
+    seq_len: int | None = None,
+    resume: bool = False,
+    force: bool = False,
+    on_step: Callable[[StepRecord], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
+) -> RunLog:
+    """Trains a language model on text; see :func:`memfit.trainer.engine.train`.
+
+    A budget in the recipe is settled by prediction first.
+
+    Raises:
+        DoesNotFit: no way to apply the recipe reaches its budget.
+        BadInput, OutOfMemory, MemfitError: as the trainer says.
+    """
+    length = _length(job, plan, seq_len)
+    recipe = _settled(job, plan, "cpu", length)
+    settled = replace(plan, recipe=recipe) if isinstance(plan, Plan) else recipe
+    return engine.train(
+        job,
+        settled,
+        data,
+        out,
+        options=options,
+        seq_len=length,
+        resume=resume,
+        force=force,
+        on_step=on_step,
+        on_note=on_note,
+        advise=lambda: advise(job, recipe, seq_len=length),
+    )
+
+
+def _length(job: Job, recipe: Recipe | Plan, seq_len: int | None) -> int | None:
+    """The longest sequence: as asked, by the schedule, or the plan's."""
+    if isinstance(recipe, Plan):
+        seq_len = recipe.seq_len if seq_len is None else seq_len
+        recipe = recipe.recipe
+    return recipe.stages.longest if recipe.stages else seq_len
+
+
+def _settled(job: Job, recipe: Recipe | Plan, device: str, seq_len: int | None) -> Recipe:
+    recipe = recipe.recipe if isinstance(recipe, Plan) else recipe
+    if recipe.is_settled:
+        return recipe
+    from memfit.planner.settle import settle
+
+    return settle(job, recipe, device=device, seq_len=seq_len)

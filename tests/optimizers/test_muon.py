@@ -147,7 +147,7 @@ def test_an_embedding_that_begins_small_has_a_rate_that_is_small():
     assert model.config.initializer_range == 0.02
     groups = muon_adamw(model, learning_rate=0.02, weight_decay=0.1).param_groups
 
-    (rate,) = (g["lr"] for g in groups if g["params"] == [model.model.embed_tokens.weight])
+    (rate,) = (g["lr"] for g in groups if g["params"][0] is model.model.embed_tokens.weight)
     assert rate == pytest.approx(0.2 * 0.02 * math.sqrt(768 / 32))
 
 

@@ -8,8 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from small_jobs import JOBS, SEQ_LEN, run_of
+from torch import nn
 
 from memfit.optimizers.muon import muon_adamw
+from memfit.optimizers.muon_8bit import Muon8bit
+from memfit.optimizers.together import Together
 from memfit.planner.predict import predict
 from memfit.profiler.capture import Capture
 from memfit.records.recipe import Recipe
@@ -35,6 +38,21 @@ def measured(steps: Callable[[Capture], None]) -> Timeline:
     with capture:
         steps(capture)
     return capture.timeline
+
+
+@pytest.fixture(autouse=True)
+def wired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These optimizers, whatever else a recipe makes of them."""
+
+    def build(model: nn.Module, recipe: Recipe) -> Together:
+        return muon_adamw(
+            model,
+            learning_rate=recipe.peak_learning_rate,
+            weight_decay=recipe.weight_decay,
+            eight_bit=recipe.optimizer == "muon-8bit",
+        )
+
+    monkeypatch.setattr("memfit.techniques.apply.build_optimizer", build)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure"])
@@ -84,8 +102,8 @@ def test_a_matrix_at_a_time_is_widened_never_all_of_them():
 
     def peak_above(num_matrices: int) -> int:
         def steps(observer: object) -> None:
-            matrices = [torch.nn.Parameter(torch.ones(64, 96)) for _ in range(num_matrices)]
-            optimizer = memfit_muon(matrices)
+            matrices = [nn.Parameter(torch.ones(64, 96)) for _ in range(num_matrices)]
+            optimizer = Muon8bit(matrices)
             for _ in range(2):
                 for matrix in matrices:
                     matrix.grad = torch.ones(64, 96)
@@ -97,9 +115,3 @@ def test_a_matrix_at_a_time_is_widened_never_all_of_them():
     # The last matrix of the first step has no codes yet while it is updated.
     assert peak_above(6) == peak_above(2)
     assert peak_above(6) < 4 * 64 * 96 * 4
-
-
-def memfit_muon(matrices: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    from memfit.optimizers.muon_8bit import Muon8bit
-
-    return Muon8bit(matrices)

@@ -38,9 +38,7 @@ NAMES["windows"] = partial(job_from_config, WINDOWS)
 def text() -> TextData:
     """Documents of 2 to 60 tokens."""
     generator = np.random.default_rng(0)
-    documents = [
-        [*generator.integers(1, 96, generator.integers(1, 60)), 0] for _ in range(200)
-    ]
+    documents = [[*generator.integers(1, 96, generator.integers(1, 60)), 0] for _ in range(200)]
     tokens = np.array(list(itertools.chain(*documents)), dtype=np.uint16)
     return TextData(
         train_tokens=tokens[:-500],
@@ -98,9 +96,7 @@ def events(timeline: Timeline) -> list[list[tuple[int, int, int]]]:
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_whole_documents_take_what_is_predicted(name, checkpointing, precision) -> None:
-    recipe = Recipe(
-        batch_size=2, accumulate=2, checkpointing=checkpointing, precision=precision
-    )
+    recipe = Recipe(batch_size=2, accumulate=2, checkpointing=checkpointing, precision=precision)
     job = NAMES[name]()
     feed = open_feed(text(), recipe=recipe, seq_len=SEQ_LEN, seed=0, sequences="packed")
 

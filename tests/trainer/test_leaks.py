@@ -72,7 +72,7 @@ def test_a_list_of_losses_is_found_and_its_graph_named() -> None:
 
     findings, looked = run(nn.Sequential(Block(), Block()), losses.append)
 
-    assert looked == 2
+    assert 2 <= looked <= 6, "it looks again each time that the run has doubled"
     (found,) = findings
     assert found.startswith("a leak: each step leaves ")
     assert "'losses', a list of " in found
@@ -83,7 +83,7 @@ def test_a_cache_that_grows_in_a_module_is_found_by_module_line_and_bytes() -> N
     (found,), _ = run(nn.Sequential(Block(), Block(keeps=True)))
 
     assert found.startswith(
-        "a leak: each step leaves 512 bytes behind in 1 tensor; 512 bytes of it is made in "
+        "a leak: each step leaves 512 B behind in 1 tensor; 512 B of it is made in "
         "module '1' by test_leaks.py:"
     ), found
     assert "(self.seen.append(out.detach() * 2)), and is kept by 'seen', a list of " in found
@@ -110,7 +110,7 @@ def test_a_small_leak_below_varying_sizes_is_found() -> None:
 
     (found,), _ = run(nn.Sequential(Block(), Block(keeps=True)), hold, steps=150)
 
-    assert "each step leaves 512 bytes behind in 1 tensor" in found
+    assert "each step leaves 512 B behind in 1 tensor" in found
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -22,7 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TextIO
 
-from memfit.data.readers import READERS, read_text
+from memfit.data.readers import (
+    READERS,
+    Conversation,
+    holds_chat,
+    read_chat,
+    read_conversations,
+    read_text,
+)
 from memfit.errors import BadInput
 
 PIECE_CHARS = 1 << 18
@@ -45,6 +52,9 @@ class Source(NamedTuple):
     name: str
     documents: Callable[[], Iterator[TextIO]]
 
+    conversations: Callable[[], Iterator[Conversation]] | None = None
+    """The same, as messages, where the file holds chat."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
@@ -57,6 +67,17 @@ class Corpus:
 
     content_hash: str
     """SHA-256 of the documents and of where they end; file names do not matter."""
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the documents are conversations."""
+        return self.sources[0].conversations is not None
+
+    def conversations(self) -> Iterator[Conversation]:
+        """All documents, in order, where they are conversations."""
+        for source in self.sources:
+            assert source.conversations is not None
+            yield from source.conversations()
 
     def pieces(self) -> Iterator[Piece]:
         """All documents, in order.
@@ -81,6 +102,7 @@ def open_corpus(paths: Sequence[str | Path]) -> Corpus:
         MissingExtra: a parquet file was found and pyarrow is not installed.
     """
     sources = tuple(source for path in paths for source in _find(path))
+    _refuse_a_mixture(sources)
     content = _Content()
     for piece in _read(sources):
         content.add(piece)
@@ -93,6 +115,16 @@ def open_corpus(paths: Sequence[str | Path]) -> Corpus:
         num_bytes=content.num_bytes,
         content_hash=content.hash(),
     )
+
+
+def _refuse_a_mixture(sources: Sequence[Source]) -> None:
+    chat = [source.name for source in sources if source.conversations is not None]
+    text = [source.name for source in sources if source.conversations is None]
+    if chat and text:
+        raise BadInput(
+            f"{chat[0]} holds chat and {text[0]} text: train on one of them, or write the "
+            'conversations as text into a field "text"'
+        )
 
 
 class _Content:
@@ -138,6 +170,8 @@ def _find_readable(path: Path) -> Iterable[Source]:
 
 
 def _file(path: Path) -> Source:
+    if path.suffix.lower() == ".jsonl" and holds_chat(path):
+        return Source(str(path), partial(read_chat, path), partial(read_conversations, path))
     return Source(str(path), partial(READERS.get(path.suffix.lower(), read_text), path))
 
 

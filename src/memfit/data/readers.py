@@ -1,7 +1,8 @@
 """One function a file format: each yields the documents of a file as open text streams.
 
 A text file is one document; every line of a jsonl file and every row of a parquet file is one,
-in its ``text`` field or column.  Leans on pyarrow for parquet only, imported when it is used.
+in its ``text`` field or column.  A jsonl file may also hold chat, a conversation a line:
+``{"messages": [{"role": "user", "content": "..."}, ...]}``.  Leans on pyarrow for parquet only, imported when it is used.
 """
 
 from __future__ import annotations
@@ -10,11 +11,22 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, NamedTuple, TextIO
 
 from memfit.errors import BadInput, DamagedFile, MissingExtra
 
 _ROWS_AT_ONCE = 256
+
+ROLES = ("system", "user", "assistant", "tool")
+"""Who can speak in a conversation."""
+
+
+class Conversation(NamedTuple):
+    """Messages in order, and the file and line that they are from."""
+
+    where: str
+    messages: list[dict[str, Any]]
+    """Each has a ``role`` of ``ROLES`` and a ``content``, a string, and what else stood there."""
 
 
 def read_text(path: Path) -> Iterator[TextIO]:
@@ -30,13 +42,73 @@ def read_jsonl(path: Path) -> Iterator[TextIO]:
         BadInput: a line has no text.
         DamagedFile: a line is not JSON.
     """
+    for where, document in _objects(path):
+        yield io.StringIO(_text_of(document, where))
+
+
+def holds_chat(path: Path) -> bool:
+    """Whether the first line of a jsonl file has messages, and no text."""
+    try:
+        _, first = next(_objects(path))
+    except (StopIteration, BadInput):
+        return False
+    return "messages" in first and "text" not in first
+
+
+def read_conversations(path: Path) -> Iterator[Conversation]:
+    """The conversation of each line of a jsonl file; empty lines are passed over.
+
+    Raises:
+        BadInput: a line has no messages, or one of them is not as it should be.
+        DamagedFile: a line is not JSON.
+    """
+    for where, document in _objects(path):
+        messages = document.get("messages")
+        if not isinstance(messages, list) or not messages:
+            found = ", ".join(sorted(document)) or "nothing"
+            raise BadInput(
+                f'{where} has no list of "messages", only {found}: write {{"messages": '
+                '[{"role": "user", "content": "..."}, ...]}, and text into a file of its own'
+            )
+        for number, message in enumerate(messages, start=1):
+            _check_message(message, f"{where}, message {number}")
+        yield Conversation(where, messages)
+
+
+def read_chat(path: Path) -> Iterator[TextIO]:
+    """Each conversation as text, for a tokenizer to learn from.
+
+    Raises:
+        BadInput, DamagedFile: as :func:`read_conversations`.
+    """
+    for _, messages in read_conversations(path):
+        yield io.StringIO("".join(f"<|{m['role']}|>\n{m['content']}\n" for m in messages))
+
+
+def _check_message(message: object, where: str) -> None:
+    if not isinstance(message, dict):
+        raise BadInput(f'{where} is not an object: write {{"role": ..., "content": ...}}')
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise BadInput(f"{where} has the role {role!r}: write one of {', '.join(ROLES)}")
+    if not isinstance(content, str):
+        raise BadInput(
+            f"{where} has content of type {type(content).__name__}: write a string, an empty one "
+            "where nothing is said"
+        )
+    _check_is_text(content, where)
+
+
+def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """``(file and line, object)`` of each line that is not empty."""
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield io.StringIO(_text_of_line(line, f"{path}, line {number}"))
+                where = f"{path}, line {number}"
+                yield where, _object_of(line, where)
 
 
-def _text_of_line(line: bytes, where: str) -> str:
+def _object_of(line: bytes, where: str) -> dict[str, Any]:
     try:
         document = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -45,14 +117,22 @@ def _text_of_line(line: bytes, where: str) -> str:
         raise DamagedFile(f"{where} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise BadInput(f'{where} is not an object: write {{"text": "..."}}')
+    return document
+
+
+def _text_of(document: dict[str, Any], where: str) -> str:
     text = document.get("text")
     if not isinstance(text, str):
         raise _no_text(where, document)
+    _check_is_text(text, where)
+    return text
+
+
+def _check_is_text(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise BadInput(f"{where} is not text: it holds half of a surrogate pair") from error
-    return text
 
 
 def read_parquet(path: Path) -> Iterator[TextIO]:
@@ -87,8 +167,8 @@ def _no_text(where: str, found: Iterable[str]) -> BadInput:
     names = sorted(found)
     if "messages" in names:
         return BadInput(
-            f'{where} holds chat "messages", which memfit cannot train on yet: write each '
-            'conversation as one string into a field "text"'
+            f'{where} holds chat "messages" where text is expected: put conversations into jsonl '
+            "files of their own, and train on them alone"
         )
     return BadInput(
         f'{where} has no string field "text", only {", ".join(names) or "nothing"}: rename the '

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from memfit.data.conversations import encoded_conversations
 from memfit.data.corpus import open_corpus
 from memfit.data.documents import Documents, documents_of
 from memfit.data.tokenizer import (
@@ -80,10 +81,12 @@ def load(
     """Reads, tokenizes and splits the text; what was done before comes from the cache.
 
     Args:
-        paths: files or folders of txt, md, jsonl and parquet, or the word ``python``.
+        paths: files or folders of txt, md, jsonl and parquet, or the word ``python``; or of jsonl
+            that holds chat.
         vocab_size: the model's: a tokenizer of at most this size is trained.
         seq_len: the sequence length, in tokens.
-        tokenizer: a ``tokenizer.json``, or a folder holding one, to use in place of training.
+        tokenizer: a ``tokenizer.json``, or a folder holding one, to use in place of training; chat
+            is written with the template beside it.
         on_progress: called with ``(done_bytes, total_bytes)`` while text is encoded.
 
     Raises:
@@ -101,6 +104,19 @@ def load(
             "choose a model with a larger vocabulary, or leave the tokenizer out to train one"
         )
     end = end_of_text_id(opened)
+    if corpus.is_chat:
+        train, held_out, content_hash = encoded_conversations(corpus, path)
+        return TextData(
+            train_tokens=train.tokens,
+            eval_tokens=held_out.tokens,
+            tokenizer_path=path,
+            vocab_size=used_vocab,
+            end_of_text_id=end,
+            num_documents=corpus.num_documents,
+            num_bytes=corpus.num_bytes,
+            content_hash=content_hash,
+            chat=(train, held_out),
+        )
     tokens = encoded_tokens(corpus, opened, on_progress)
     num_eval = _num_eval_tokens(len(tokens), seq_len)
     return TextData(

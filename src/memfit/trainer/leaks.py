@@ -43,6 +43,9 @@ _WINDOW = 8
 
 _NUM_WINDOWS = 4
 _LOOKED_STEPS = 2
+_ASKED = 4
+"""Leaked tensors whose holder is looked for: each takes a walk over every object there is."""
+
 _TORCH = str(Path(torch.__file__).parent)
 _MEMFIT = Path(__file__).parents[1]
 _OURS = tuple(str(_MEMFIT / part) for part in ("trainer", "techniques", "tracing", "profiler"))
@@ -63,7 +66,7 @@ class LeakWatch:
     """Watches one run.
 
     ``after_step`` says whether the next step is to be taken inside ``looking()``; ``finding()``
-    gives a sentence once, when a leak was found.
+    gives a sentence, once for each place that leaks.
 
     Args:
         model: whose modules are named.
@@ -77,6 +80,7 @@ class LeakWatch:
         self._is_looking = False
         self._made: dict[int, _Made] = {}
         self._finding: str | None = None
+        self._told: set[tuple[str, str]] = set()
         self._quiet_until = 0
 
     def after_step(self, step: int, live_bytes: int | None) -> bool:
@@ -163,6 +167,9 @@ class LeakWatch:
             where = made.module, made.line
             by_line[where] = by_line.get(where, 0) + made.num_bytes
         (module, line), most = max(by_line.items(), key=lambda item: item[1])
+        if (module, line) in self._told:
+            return None
+        self._told.add((module, line))
         holder, has_graph = _holder(set(left))
         sentence = (
             f"a leak: each step leaves {format_size(total)} behind in "
@@ -233,9 +240,10 @@ def _holder(addresses: set[int]) -> tuple[str | None, bool]:
         and thing.untyped_storage()._cdata in addresses
     ]
     has_graph = any(tensor.grad_fn is not None for tensor in held)
-    for tensor in held:
+    asked = held[:_ASKED]
+    for tensor in asked:
         for referrer in gc.get_referrers(tensor):
-            if referrer is not held and (words := _container(referrer)):
+            if referrer is not held and referrer is not asked and (words := _container(referrer)):
                 return words, has_graph
     return None, has_graph
 

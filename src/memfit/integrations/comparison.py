@@ -1,0 +1,151 @@
+"""Predicted against measured memory of a step, inside another trainer.
+
+Measured is what PyTorch's allocator counts: ``max_memory_allocated`` on CUDA; on the CPU the model,
+its gradients and optimizer state as they stand, and on top of them every block that the step takes
+(``devices.cpu_allocations``).  The batch, which the trainer made before its step began, is not
+in the CPU's figure.  Listening costs time there, so only some steps are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from memfit.devices.cpu_allocations import CpuAllocations
+from memfit.errors import BadInput
+from memfit.records.prediction import Prediction
+from memfit.units import format_size
+
+Given: TypeAlias = Prediction | str | Path | int
+"""A prediction, the file of ``memfit predict --json``, or bytes."""
+
+_MEASURED_STEPS, _MEASURE_EVERY = 3, 10
+
+
+def predicted_bytes(given: Given) -> int:
+    """The allocated peak that a prediction says.
+
+    Raises:
+        BadInput: the file cannot be read, or holds no prediction.
+    """
+    if isinstance(given, Prediction):
+        return given.peak.allocated_bytes
+    if isinstance(given, int):
+        return given
+    try:
+        data = json.loads(Path(given).read_text(encoding="utf-8"))
+        return int(data["peak"]["allocated_bytes"])
+    except OSError as error:
+        raise BadInput(f"cannot read {given}: {error.strerror or error}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise BadInput(
+            f"{given} holds no prediction: write one with 'memfit predict TARGET --json'"
+        ) from error
+
+
+class StepMemory:
+    """Measures the peak of steps: ``begin`` before one, ``end`` after it."""
+
+    def __init__(self) -> None:
+        self.peak_bytes: int | None = None
+        """The highest of all measured steps."""
+        self._num_steps = 0
+        self._listener: CpuAllocations | None = None
+        self._device: torch.device | None = None
+        self._before = 0
+
+    def begin(self, model: nn.Module, optimizers: Iterable[Any]) -> None:
+        """A step begins."""
+        self._num_steps += 1
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        elif self._num_steps <= _MEASURED_STEPS or self._num_steps % _MEASURE_EVERY == 0:
+            self._before = _held_bytes(model, optimizers)
+            self._listener = CpuAllocations()
+            self._listener.__enter__()
+
+    def end(self) -> int | None:
+        """The step has ended; its peak in bytes, None when it was not measured."""
+        peak: int | None = None
+        if self._device is not None and self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
+        elif self._listener is not None:
+            self._listener.__exit__(None, None, None)
+            changes = (event.num_bytes for event in self._listener.events)
+            peak = self._before + max(itertools.accumulate(changes, initial=0))
+            self._listener = None
+        if peak is not None:
+            self.peak_bytes = max(peak, self.peak_bytes or 0)
+        return peak
+
+
+class Comparison:
+    """What was predicted, what was measured, and how far apart they are."""
+
+    def __init__(self, given: Given | None) -> None:
+        self.predicted: int | None = None if given is None else predicted_bytes(given)
+        self.why_not: str | None = None
+        """Why nothing was predicted."""
+        self.memory = StepMemory()
+
+    def metrics(self) -> dict[str, float]:
+        """What is logged, by name; empty before the first measured step."""
+        measured = self.memory.peak_bytes
+        if measured is None:
+            return {}
+        logged: dict[str, float] = {"memfit/measured_peak_bytes": measured}
+        if self.predicted is not None:
+            logged["memfit/predicted_peak_bytes"] = self.predicted
+            logged["memfit/measured_over_predicted"] = measured / self.predicted
+        return logged
+
+    def table(self) -> str:
+        """The same for the person."""
+        measured = self.memory.peak_bytes
+        if measured is None:
+            return "memfit: no step was measured"
+        lines = ["memfit: the most memory that a step takes"]
+        if self.predicted is None:
+            lines += [f"  predicted  nothing: {self.why_not}", f"  measured   {_size(measured)}"]
+            return "\n".join(lines)
+        share = measured / self.predicted - 1
+        apart = f"{abs(share):.1%} {'above' if share > 0 else 'below'}"
+        lines += [
+            f"  predicted  {_size(self.predicted)}",
+            f"  measured   {_size(measured)}  ({'as predicted' if share == 0 else apart})",
+        ]
+        return "\n".join(lines)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{format_size(num_bytes):>10}"
+
+
+def _held_bytes(model: nn.Module, optimizers: Iterable[Any]) -> int:
+    """Bytes of parameters, buffers, gradients and optimizer state, each storage once."""
+    seen: dict[int, int] = {}
+    for tensor in _held(model, optimizers):
+        if tensor.layout == torch.strided and tensor.device.type == "cpu":
+            storage = tensor.untyped_storage()
+            seen[storage._cdata] = storage.nbytes()
+    return sum(seen.values())
+
+
+def _held(model: nn.Module, optimizers: Iterable[Any]) -> Iterator[Tensor]:
+    for parameter in model.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from model.buffers()
+    for optimizer in optimizers:
+        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate and Lightning wrap it
+        for state in getattr(inner, "state", {}).values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))

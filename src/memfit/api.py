@@ -64,6 +64,7 @@ def train(
     *,
     options: TrainOptions | None = None,
     seq_len: int | None = None,
+    device: str = "cpu",
     resume: bool = False,
     force: bool = False,
     on_step: Callable[[StepRecord], None] | None = None,
@@ -78,7 +79,7 @@ def train(
         BadInput, OutOfMemory, MemfitError: as the trainer says.
     """
     length = _length(job, plan, seq_len)
-    recipe = _settled(job, plan, "cpu", length)
+    recipe = _settled(job, plan, device, length)
     settled = replace(plan, recipe=recipe) if isinstance(plan, Plan) else recipe
     return engine.train(
         job,
@@ -87,11 +88,12 @@ def train(
         out,
         options=options,
         seq_len=length,
+        device=device,
         resume=resume,
         force=force,
         on_step=on_step,
         on_note=on_note,
-        advise=lambda: advise(job, recipe, seq_len=length),
+        advise=lambda: advise(job, recipe, device=device, seq_len=length),
     )
 
 

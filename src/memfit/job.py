@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memfit.errors import BadInput
+from memfit.records.recipe import SEQUENCES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """The label of a position that is no target: the default ``ignore_index`` of cross-entropy."""
-
-SEQUENCES = ("rows", "packed", "documents")
-"""What a sample of a language model is: a stretch of the text as it runs; whole documents side by
-side; one document, padded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +56,7 @@ class Job:
     """For a language model whose batch is token ids (B, T+1): ids are below this."""
 
     sequences: tuple[str, ...] = ("rows",)
-    """What a sample may be, of ``SEQUENCES``.  For ``documents`` the loss takes a dict of
+    """What a sample may be, as ``Recipe.sequences``.  For ``documents`` the loss takes a dict of
     ``input_ids`` and ``labels``, int64 (B, T), and ``num_targets``, int64 (B,); labels are shifted
     already, and IGNORED where there is no target.  For ``packed`` there are also ``position_ids``,
     int64 (B, T), that begin again at each document, which must see nothing of the others."""

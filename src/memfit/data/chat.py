@@ -1,8 +1,8 @@
 """Conversations to token ids, and which of them are targets: those of the assistant, no others.
 
-With a tokenizer that has a chat template (``chat_template.jinja`` or ``tokenizer_config.json`` beside
-its ``tokenizer.json``) a conversation is written as that says, through transformers.  Without one it
-is written plainly, in tokens that any tokenizer has: for each message
+With a tokenizer that has a chat template (``chat_template.jinja`` or ``tokenizer_config.json``
+beside its ``tokenizer.json``) a conversation is written as that says, through transformers.
+Without one it is written plainly, in tokens that any tokenizer has: for each message
 
     <|role|>      as text, and a line end
     its content
@@ -40,6 +40,10 @@ class Encoded(NamedTuple):
 
     ids: list[int]
     is_target: list[bool]
+
+
+_STAND_IN = "what-is-said"
+"""In place of a turn's content, to see what a template writes behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ def _by_template(
         for name, text in template.special.items()
         if tokenizer.token_to_id(text) is not None
     }
-    renderer = PreTrainedTokenizerFast(
+    renderer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, chat_template=template.source, **known
     )
     for conversation in conversations:
@@ -167,7 +171,7 @@ def _rendered(
 ) -> tuple[str, list[tuple[int, int]]]:
     """A conversation as text, and where the assistant's turns are in it, in characters."""
     from jinja2 import TemplateError
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from transformers.utils import chat_template_utils
 
     messages = conversation.messages
 
@@ -179,20 +183,22 @@ def _rendered(
 
     try:
         if marks_turns:
-            texts, spans = render_jinja_template(
+            jinja: Any = chat_template_utils.render_jinja_template
+            texts, marked = jinja(
                 conversations=[messages],
                 chat_template=renderer.chat_template,
                 return_assistant_tokens_mask=True,
                 **renderer.special_tokens_map,
             )
-            return texts[0], [(start, stop) for start, stop in spans[0]]
+            return texts[0], [(start, stop) for start, stop in marked[0]]
         whole = render(messages)
         spans = [
             _turn(
                 whole,
                 render(messages[:number], answers=True) if number else "",
                 render(messages[: number + 1]),
-                message["content"],
+                message["content"].strip(),
+                render([*messages[:number], {**message, "content": _STAND_IN}]),
                 conversation.where,
             )
             for number, message in enumerate(messages)
@@ -207,7 +213,9 @@ def _rendered(
         ) from error
 
 
-def _turn(whole: str, before: str, until: str, content: str, where: str) -> tuple[int, int]:
+def _turn(
+    whole: str, before: str, until: str, content: str, with_stand_in: str, where: str
+) -> tuple[int, int]:
     """Where a turn is in the whole text: from what asks for it to what ends it.
 
     A template may write a turn otherwise when others follow, as Qwen 3's leaves out what was
@@ -217,10 +225,9 @@ def _turn(whole: str, before: str, until: str, content: str, where: str) -> tupl
     if whole.startswith(before):
         if whole.startswith(until) and len(until) >= len(before):
             return len(before), len(until)
-        content = content.strip()
-        end = until[until.rfind(content) + len(content) :]
+        _, found, end = with_stand_in.rstrip().rpartition(_STAND_IN)
         place = whole.find(content + end, len(before))
-        if place >= 0:
+        if found and end and place >= 0:
             return len(before), place + len(content) + len(end)
     raise BadInput(
         f"the tokenizer's chat template does not show where the assistant's turns are in {where}: "

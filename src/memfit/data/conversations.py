@@ -42,11 +42,10 @@ def encoded_conversations(corpus: Corpus, tokenizer: Path) -> tuple[Documents, D
     except (OSError, ValueError, EOFError, KeyError):  # missing, or cut short
         made = _encode(corpus, tokenizer, template)
         with replacing(path, force=True) as temporary, open(temporary, "wb") as file:
-            np.savez(file, **made)
+            np.savez(file, allow_pickle=False, **made)
         arrays = _open(path)
-    tokens, starts, targets, num_train = (
-        arrays[name] for name in ("tokens", "starts", "targets", "num_train")
-    )
+    tokens, starts, targets = (arrays[name] for name in ("tokens", "starts", "targets"))
+    num_train = int(arrays["num_train"])
     split = int(starts[num_train])
     train = Documents(
         tokens=tokens[:split], starts=starts[: num_train + 1], targets=targets[:split]
@@ -98,5 +97,5 @@ def _encode(corpus: Corpus, tokenizer: Path, template: Template | None) -> dict[
         "tokens": np.array([id_ for n in order for id_ in found[n].ids], dtype=np.uint32),
         "targets": np.array([is_ for n in order for is_ in found[n].is_target], dtype=np.bool_),
         "starts": np.cumsum([0, *lengths], dtype=np.int64),
-        "num_train": np.int64(len(found) - len(held_out)),
+        "num_train": np.array(len(found) - len(held_out)),
     }

@@ -17,8 +17,7 @@ from memfit.data.packed_feed import PackedFeed
 from memfit.data.row_feed import RowFeed
 from memfit.data.text import TextData
 from memfit.errors import BadInput
-from memfit.job import SEQUENCES
-from memfit.records.recipe import Recipe
+from memfit.records.recipe import SEQUENCES, Recipe
 from memfit.records.stages import Stage, Stages
 
 TRUNCATIONS = ("head", "tail")

@@ -2,7 +2,8 @@
 
 A text file is one document; every line of a jsonl file and every row of a parquet file is one,
 in its ``text`` field or column.  A jsonl file may also hold chat, a conversation a line:
-``{"messages": [{"role": "user", "content": "..."}, ...]}``.  Leans on pyarrow for parquet only, imported when it is used.
+``{"messages": [{"role": "user", "content": "..."}, ...]}``.  Leans on pyarrow for parquet only,
+imported when it is used.
 """
 
 from __future__ import annotations

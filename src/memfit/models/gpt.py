@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memfit.errors import BadInput
-from memfit.job import SEQUENCES, Job
+from memfit.job import Job
 from memfit.models.objectives import (
     TensorDict,
     compute_dtype,
@@ -33,6 +33,7 @@ from memfit.models.objectives import (
     token_batch,
     token_loss,
 )
+from memfit.records.recipe import SEQUENCES
 
 HEAD_DIM = 128
 DIM_PER_LAYER = 64

@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from memfit.errors import BadInput, MemfitError, UnknownName
-from memfit.job import SEQUENCES, Job
+from memfit.job import Job
 from memfit.models import objectives
+from memfit.records.recipe import SEQUENCES
 
 SUPPORTED = "memfit trains masked and causal language models and image classifiers"
 

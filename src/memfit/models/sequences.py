@@ -18,7 +18,7 @@ def with_sequences(job: Job, sequences: str) -> Job:
 
     Args:
         job: a language model.
-        sequences: one of ``memfit.job.SEQUENCES``; for ``rows`` it is the job itself.
+        sequences: one of ``Recipe.sequences``; for ``rows`` it is the job itself.
 
     Raises:
         BadInput: the job does not take such batches.

@@ -10,6 +10,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,9 +28,11 @@ from memfit.records.runlog import Note, RunLog, StepRecord
 from memfit.techniques import run
 from memfit.techniques.apply import Applied
 from memfit.techniques.step import StepOutcome
-from memfit.trainer import saved_state
+from memfit.trainer import cache, saved_state
 from memfit.trainer.folder import RunFolder
 from memfit.trainer.interrupt import Interrupt
+from memfit.trainer.leaks import LeakWatch
+from memfit.trainer.loggers import open_loggers
 from memfit.trainer.meter import MEASURED_STEPS, Meter, is_measured, step_memory
 from memfit.trainer.options import TrainOptions
 from memfit.trainer.schedule import set_rates
@@ -43,6 +46,7 @@ def train(
     *,
     options: TrainOptions | None = None,
     seq_len: int | None = None,
+    device: str = "cpu",
     resume: bool = False,
     force: bool = False,
     on_step: Callable[[StepRecord], None] | None = None,
@@ -58,6 +62,7 @@ def train(
         out: the run's folder.
         options: steps, evaluation, saving, seed.
         seq_len: tokens of a sample; the plan's or the job's when left out.
+        device: where it trains: ``cpu`` or ``cuda``.
         resume: go on from the newest saved state in ``out``.
         force: begin anew in a folder that holds a run.
         on_step: called after each step, in order.
@@ -98,6 +103,7 @@ def train(
         recipe=recipe,
         data=data,
         seq_len=length,
+        device=device,
         options=options or TrainOptions(),
         folder=folder,
         on_step=on_step or (lambda record: None),
@@ -119,6 +125,7 @@ class _Session:
         recipe: Recipe,
         data: TextData,
         seq_len: int,
+        device: str,
         options: TrainOptions,
         folder: RunFolder,
         on_step: Callable[[StepRecord], None],
@@ -145,33 +152,65 @@ class _Session:
             seed=options.seed,
             data_hash=f"{data.content_hash}/{_hash_text(data.tokenizer_path)}",
         )
-        self.meter = Meter()
+        self.device = torch.device(device)
+        self.meter = Meter(self.device)
+        self.cache = cache.CacheWatch()
+        self.loggers = open_loggers(options.log, folder.path)
 
     def run(self, header: RunLog, plan: Plan | Recipe, resume: bool, interrupt: Interrupt) -> None:
         """Builds the model, restores it when resuming, and takes the steps that are left."""
         torch.manual_seed(self.options.seed)
         with self.meter.stretch(measured=True) as observer:
-            applied = run.build(self.job, self.recipe, observer)
+            applied = run.build(self.job, self.recipe, observer, device=str(self.device))
             if self.advise is not None:
                 applied.step.advise = self.advise
             done = self._restore(applied, header) if resume else self._begin(header)
             if isinstance(plan, Plan):
                 plan.save(self.folder.plan, force=True)
+            for logger in self.loggers:
+                logger.start(header)
             steps = range(done + 1, self.options.num_steps + 1)
             first = [self._step(applied, step, observer) for step in steps[:MEASURED_STEPS]]
-        if not first:
-            self.on_note(f"nothing is left to do: all {done} steps are done")
-            return
-        self._log_first(first)
-        if self._ends_after(first[-1].step, applied, interrupt):
-            return
-        for step in steps[MEASURED_STEPS:]:
+        try:
+            if not first:
+                self.on_note(f"nothing is left to do: all {done} steps are done")
+                return
+            self._log_first(first)
+            if not self._ends_after(first[-1].step, applied, interrupt):
+                self._go_on(applied, steps[MEASURED_STEPS:], interrupt)
+        finally:
+            for logger in self.loggers:
+                logger.close()
+
+    def _go_on(self, applied: Applied, steps: Sequence[int], interrupt: Interrupt) -> None:
+        """Takes the steps after the first ones, and watches their memory."""
+        leaks, looks_closer = LeakWatch(applied.model), False
+        for step in steps:
             measured = is_measured(step, evaluates=self.options.evaluates(step))
-            with self.meter.stretch(measured=measured) as observer:
+            looking = leaks.looking() if looks_closer else nullcontext()
+            with self.meter.stretch(measured=measured) as observer, looking:
                 record = self._step(applied, step, observer)
             self._log(record, self.meter.live_bytes, self.meter.peak_bytes)
+            self._tend_cache(applied, step)
+            looks_closer = leaks.after_step(step, self.meter.live_bytes)
+            if finding := leaks.finding():
+                self._note(step, "leak", finding)
             if self._ends_after(step, applied, interrupt):
                 return
+
+    def _tend_cache(self, applied: Applied, step: int) -> None:
+        """Empties the cache, or halves the micro-batch, where the allocator's numbers ask for it."""
+        if self.device.type != "cuda":
+            return
+        numbers = cache.read_cuda(self.device)
+        verdict = self.cache.after_step(numbers)
+        if verdict == "nothing":
+            return
+        torch.cuda.empty_cache()
+        if verdict == "thrash":
+            applied.step.shrink()
+        kind = "out-of-memory" if verdict == "thrash" else "cache"
+        self._note(step, kind, cache.explain(verdict, numbers))
 
     def _begin(self, header: RunLog) -> int:
         self.folder.begin(header, self.tokenizer)
@@ -234,7 +273,10 @@ class _Session:
 
     def _note(self, step: int, kind: str, text: str) -> None:
         """Writes a note into the log, and tells the person."""
-        self.folder.append(Note(step=step, kind=kind, text=text))
+        note = Note(step=step, kind=kind, text=text)
+        self.folder.append(note)
+        for logger in self.loggers:
+            logger.note(note)
         self.on_note(f"step {step}: {text}")
 
     def _check_finite(self, outcome: StepOutcome, step: int) -> None:
@@ -252,7 +294,10 @@ class _Session:
     def _log_first(self, records: list[StepRecord]) -> None:
         """The first steps are measured together, so their memory is known when they are done."""
         timeline = self.meter.timeline
-        assert timeline is not None
+        if timeline is None:  # on a GPU they were only counted
+            for record in records:
+                self._log(record, self.meter.live_bytes, self.meter.peak_bytes)
+            return
         if not self.folder.timeline.exists():  # of a run that goes on, the beginning is kept
             timeline.save(self.folder.timeline)
         for record in records:
@@ -261,6 +306,8 @@ class _Session:
     def _log(self, record: StepRecord, live_bytes: int | None, peak_bytes: int | None) -> None:
         record = replace(record, live_bytes=live_bytes, peak_bytes=peak_bytes)
         self.folder.append(record)
+        for logger in self.loggers:
+            logger.step(record)
         self.on_step(record)
 
     def _ends_after(self, step: int, applied: Applied, interrupt: Interrupt) -> bool:

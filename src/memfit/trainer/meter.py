@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator
 
 import psutil
+import torch
 
 from memfit.observer import Observer, Unwatched
 from memfit.profiler.capture import Capture
@@ -26,12 +27,13 @@ class Meter:
     """Measures stretches of a run.
 
     ``live_bytes`` and ``peak_bytes`` tell of the last stretch that was measured; both are None
-    for one that was not.
+    for one that was not.  On a GPU, counting costs nothing: each stretch is measured.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._gpu = device if device is not None and device.type == "cuda" else None
         self.timeline: Timeline | None = None
-        """The recording of the first stretch."""
+        """The recording of the first stretch, on the CPU."""
         self.live_bytes: int | None = None
         self.peak_bytes: int | None = None
         self._carried_bytes = 0
@@ -41,6 +43,12 @@ class Meter:
     def stretch(self, *, measured: bool) -> Iterator[Observer]:
         """A stretch of the run; gives the observer that the run must tell its phases."""
         self.live_bytes = self.peak_bytes = None
+        if self._gpu is not None:
+            torch.cuda.reset_peak_memory_stats(self._gpu)
+            yield Unwatched()
+            self.live_bytes = torch.cuda.memory_allocated(self._gpu)
+            self.peak_bytes = torch.cuda.max_memory_allocated(self._gpu)
+            return
         if not measured:
             yield Unwatched()
             return

@@ -86,8 +86,8 @@ def test_the_table_says_how_far_apart_they_are() -> None:
 
     assert comparison.table() == (
         "memfit: the most memory that a step takes\n"
-        "  predicted    1.00 MiB\n"
-        "  measured     1.25 MiB  (25.0% above)"
+        "  predicted     1.0 MiB\n"
+        "  measured      1.2 MiB  (25.0% above)"
     )
     assert comparison.metrics() == {
         "memfit/measured_peak_bytes": 1310720,

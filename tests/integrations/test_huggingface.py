@@ -63,8 +63,8 @@ def test_the_step_is_predicted_from_the_trainer_and_both_are_logged_and_shown(
     assert logged and all(entry.keys() >= KEYS for entry in logged)
     found = callback.comparison
     assert found.predicted is not None and found.memory.peak_bytes is not None
-    # The Trainer keeps the logits in its output, and has no chunks: the two are near, not equal.
-    assert found.memory.peak_bytes == pytest.approx(found.predicted, rel=0.1)
+    # Its batch is made before its step begins, and is not in what is measured on the CPU.
+    assert found.memory.peak_bytes == pytest.approx(found.predicted, rel=0.01)
     assert "memfit: the most memory that a step takes\n  predicted " in capsys.readouterr().out
 
 
@@ -83,7 +83,7 @@ def test_the_trainers_arguments_are_in_the_prediction(
 
     found = callback.comparison
     assert found.predicted is not None, found.why_not
-    assert found.memory.peak_bytes == pytest.approx(found.predicted, rel=0.15)
+    assert found.memory.peak_bytes == pytest.approx(found.predicted, rel=0.01)
 
 
 def test_reporters_see_what_was_logged(tmp_path: Path) -> None:

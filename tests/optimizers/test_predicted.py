@@ -12,7 +12,6 @@ from torch import nn
 
 from memfit.optimizers.muon import muon_adamw
 from memfit.optimizers.muon_8bit import Muon8bit
-from memfit.optimizers.together import Together
 from memfit.planner.predict import predict
 from memfit.profiler.capture import Capture
 from memfit.records.recipe import Recipe
@@ -38,21 +37,6 @@ def measured(steps: Callable[[Capture], None]) -> Timeline:
     with capture:
         steps(capture)
     return capture.timeline
-
-
-@pytest.fixture(autouse=True)
-def wired(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These optimizers, whatever else a recipe makes of them."""
-
-    def build(model: nn.Module, recipe: Recipe) -> Together:
-        return muon_adamw(
-            model,
-            learning_rate=recipe.peak_learning_rate,
-            weight_decay=recipe.weight_decay,
-            eight_bit=recipe.optimizer == "muon-8bit",
-        )
-
-    monkeypatch.setattr("memfit.techniques.apply.build_optimizer", build)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_any_part_of_a_text_can_be_read(cut: int) -> None:
         ("command terminated with exit code 137", "host", "cpu"),
         ("process 0 terminated with signal SIGKILL", "host", "cpu"),
         ("DataLoader worker (pid 3) is killed by signal: Killed. ", "host", "cpu"),
-        ("DataLoader worker (pid 3) is killed by signal: Bus error. It is possible", "shared_memory", "cpu"),
+        ("DataLoader worker (pid 3) is killed by signal: Bus error.", "shared_memory", "cpu"),
         ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.", "device", "jax"),
         ("ResourceExhaustedError: OOM when allocating tensor with shape[2,3]", "device", "tf"),
         ("No available memory for the cache blocks.", "kv_cache", "cuda"),

@@ -148,9 +148,9 @@ def test_a_log_without_the_newer_fields_is_read_with_their_defaults(tmp_path: Pa
     path = tmp_path / "run.jsonl"
     old = (
         '{"step": 1, "loss": 9.0, "learning_rate": 0.1, "grad_norm": null, "num_targets": 8, '
-        '"seconds": 0.5, "live_bytes": 4, "peak_bytes": 5, "resident_bytes": 6, "eval_loss": null}\n'
+        '"seconds": 0.5, "live_bytes": 4, "peak_bytes": 5, "resident_bytes": 6, "eval_loss": null}'
     )
-    path.write_text(RunLog(job="gpt2").header_line() + old)
+    path.write_text(RunLog(job="gpt2").header_line() + old + "\n")
 
     (loaded,) = RunLog.load(path).steps
 

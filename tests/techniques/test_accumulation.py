@@ -111,7 +111,9 @@ def test_a_large_batch_is_its_mean_over_all_targets(split):
 
     outcome, weights = step_and_weights(summed, batch, RECIPES[0].but(batch_size=len(lengths)))
 
-    assert outcome == StepOutcome(pytest.approx(mean.item(), rel=1e-12), sum(lengths), None, len(lengths))
+    assert outcome == StepOutcome(
+        pytest.approx(mean.item(), rel=1e-12), sum(lengths), None, len(lengths)
+    )
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-10)
 
 

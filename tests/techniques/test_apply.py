@@ -81,9 +81,11 @@ def test_a_step_is_the_plain_pytorch_loop_to_the_last_bit(optimizer, precision, 
         {"params": vectors, "weight_decay": 0.0},
     ]
     if optimizer == "adamw":
-        by_hand = torch.optim.AdamW(groups, lr=recipe.peak_learning_rate, betas=(0.9, 0.95))
+        by_hand = torch.optim.AdamW(
+            groups, lr=recipe.peak_learning_rate, betas=(0.9, 0.95), fused=True
+        )
     else:
-        by_hand = torch.optim.SGD(groups, lr=recipe.peak_learning_rate, momentum=0.9)
+        by_hand = torch.optim.SGD(groups, lr=recipe.peak_learning_rate, momentum=0.9, fused=True)
     torch.manual_seed(1)
     expected = []
     for seed in range(3):

@@ -25,7 +25,7 @@ def described(leaf: Any) -> Any:
     return leaf
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure"])
 @pytest.mark.parametrize("name", JOBS)
 def test_inferred_outputs_are_the_kernels_own(name: str, precision: str) -> None:
     log, modules = Log(), ModulePaths()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +115,7 @@ def _causal_lm_job(config: Any, model: Callable[[], nn.Module], name: str) -> Jo
     return Job(
         model=model,
         batch=partial(objectives.token_batch, text.vocab_size),
-        loss=partial(_causal_lm_loss, has_windows=bool(getattr(text, "sliding_window", None))),
+        loss=partial(_causal_lm_loss, windows=_windows(text)),
         name=name,
         seq_len=_usual_seq_len(text, at_most=2048),
         max_seq_len=_max_seq_len(text),
@@ -128,24 +128,45 @@ def _causal_lm_job(config: Any, model: Callable[[], nn.Module], name: str) -> Jo
     )
 
 
+Windows: TypeAlias = int | None | dict[str, int | None]
+"""How many tokens a layer's queries see, None for all; or that for each kind of layer."""
+
+
+def _windows(config: Any) -> Windows:
+    window: int | None = getattr(config, "sliding_window", None) or None
+    kinds = getattr(config, "layer_types", None)
+    if window is None or not kinds:
+        return window
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))}
+
+
+def _masks(model: nn.Module, position_ids: Tensor, windows: Windows) -> Tensor | dict[str, Tensor]:
+    """The mask of all layers, or of each kind of layer.
+
+    Not left to transformers, which would make one of positions that begin again: OPT, BioGPT, XGLM
+    and MPT do not, and of those it makes each layer keeps a copy.
+    """
+    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    dtype = objectives.compute_dtype(embedding.weight)
+    if isinstance(windows, dict):
+        return {
+            kind: objectives.document_mask(position_ids, dtype, window)
+            for kind, window in windows.items()
+        }
+    return objectives.document_mask(position_ids, dtype, windows)
+
+
 @_sealed()
 def _causal_lm_loss(
-    model: nn.Module, batch: Tensor | objectives.TensorDict, *, has_windows: bool
+    model: nn.Module, batch: Tensor | objectives.TensorDict, *, windows: Windows
 ) -> tuple[Tensor, int]:
     if isinstance(batch, Tensor):
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
         return objectives.token_loss(logits, batch[:, 1:])
-    inputs = {"input_ids": batch["input_ids"]}
+    inputs: dict[str, Any] = {"input_ids": batch["input_ids"]}
     if "position_ids" in batch:
         inputs["position_ids"] = batch["position_ids"]
-        # One mask for all layers.  Some types (OPT, BioGPT, XGLM, MPT) ignore that positions begin
-        # again; and of the mask that transformers makes of them each layer keeps a copy.  Only
-        # layers with a sliding window need transformers' own.
-        if not has_windows:
-            embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
-            inputs["attention_mask"] = objectives.document_mask(
-                batch["position_ids"], objectives.compute_dtype(embedding.weight)
-            )
+        inputs["attention_mask"] = _masks(model, batch["position_ids"], windows)
     logits = model(**inputs, use_cache=False).logits
     return objectives.labelled_loss(logits, batch)
 

@@ -72,7 +72,7 @@ def labelled_loss(logits: Tensor, batch: TensorDict) -> tuple[Tensor, int]:
     return _summed_cross_entropy(logits, batch["labels"]), num_targets
 
 
-def document_mask(position_ids: Tensor, dtype: torch.dtype) -> Tensor:
+def document_mask(position_ids: Tensor, dtype: torch.dtype, window: int | None = None) -> Tensor:
     """(B, 1, T, T) to be added to scores: 0 from a document's first token to the query, else -inf.
 
     In the dtype of the queries, and made once for all layers: of a mask of bools each layer would
@@ -82,10 +82,13 @@ def document_mask(position_ids: Tensor, dtype: torch.dtype) -> Tensor:
     Args:
         position_ids: (B, T) int64, beginning again at 0 with each document.
         dtype: of the queries.
+        window: how many tokens a query sees, itself among them; None for all of its document.
     """
     num_samples, seq_len = position_ids.shape
     place = torch.arange(seq_len, device=position_ids.device)
-    first = place - position_ids  # (B, T): where the document of a query begins
+    if window is not None:
+        position_ids = position_ids.clamp(max=window - 1)
+    first = place - position_ids  # (B, T): what a query sees begins there
     hidden = place < first.unsqueeze(-1)  # (B, T, T), keys last
     hidden.logical_or_(place > place.unsqueeze(-1))
     mask = torch.zeros((num_samples, 1, seq_len, seq_len), dtype=dtype, device=position_ids.device)

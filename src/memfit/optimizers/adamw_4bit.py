@@ -63,12 +63,14 @@ class AdamW4bit(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        signed, unsigned = _tables()
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        tables = import_torchao()
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
         device = self.param_groups[0]["params"][0].device
         self._tables = {
-            "exp_avg": torch.tensor(signed, device=device),
-            "exp_avg_sq": torch.tensor(unsigned, device=device),
+            "exp_avg": torch.tensor(tables.get_qmap_signed(), device=device),
+            "exp_avg_sq": torch.tensor(tables.get_qmap_unsigned(), device=device),
         }
 
     @torch.no_grad()
@@ -189,10 +191,14 @@ def _narrow(x: Tensor, out: _Moment) -> None:
     out.codes.copy_((codes[::2] << 4) | codes[1::2])
 
 
-def _tables() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What a code stands for, signed and unsigned."""
+def import_torchao() -> Any:
+    """torchao's tables.
+
+    Raises:
+        MissingExtra: torchao is not installed.
+    """
     try:
-        from torchao.optim.subclass_4bit import get_qmap_signed, get_qmap_unsigned
+        from torchao.optim import subclass_4bit
     except ImportError as error:
         raise MissingExtra("torchao", "4bit", "optimizer adamw-4bit") from error
-    return get_qmap_signed(), get_qmap_unsigned()
+    return subclass_4bit

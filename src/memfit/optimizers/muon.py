@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from memfit.errors import BadInput
+from memfit.optimizers.forms import has_fused
 from memfit.optimizers.muon_8bit import Muon8bit, RoundedMuon8bit
 from memfit.optimizers.stochastic import RoundedAdamW, RoundedMuon
 from memfit.optimizers.together import Together
@@ -34,7 +35,9 @@ things than tokens, such as positions."""
 
 _EMBEDDING_RATE = 0.2
 """``embedding_lr``, for embeddings that begin with standard deviation 1, as nanochat's do.  AdamW
-moves a number by about its rate, whatever its size, so the rate is to the size of the numbers."""
+moves a number by about its rate, whatever its size, so the rate goes with the size of the numbers:
+a small Llama whose embeddings begin at 0.02 came to a loss of 2.28 in 120 steps with 0.2 * 0.02, to
+2.41 with 0.2."""
 
 _VECTOR_RATE = 0.005
 """nanochat's first release has no vectors.  Later ones have scalars in the residual stream, with
@@ -135,12 +138,14 @@ def muon_adamw(
     ]
     adamw = [group for group in adamw if group["params"]]
     muon = _muon_groups(groups, learning_rate, weight_decay)
-    is_narrow = any(p.dtype == torch.bfloat16 for p in model.parameters())
-    muon_class, adamw_class = _classes(eight_bit=eight_bit, rounded=is_narrow)
+    rounded = any(p.dtype == torch.bfloat16 for group in groups for p in group)
+    muon_class, adamw_class = _classes(eight_bit=eight_bit, rounded=rounded)
     made: list[torch.optim.Optimizer] = [muon_class(muon, momentum=PEAK_MOMENTUM)]
     if adamw:
-        # One kernel, which allocates nothing beside the state.
-        made.append(adamw_class(adamw, betas=_BETAS, eps=_EPS, fused=True))
+        # Fused it allocates nothing beside the state.
+        fused = has_fused([p for group in adamw for p in group["params"]])
+        form = {"fused": True} if fused else {"foreach": False}
+        made.append(adamw_class(adamw, betas=_BETAS, eps=_EPS, **form))
     return Together(made)
 
 

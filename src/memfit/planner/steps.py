@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from memfit.job import Job
+from memfit.models.sequences import with_sequences
 from memfit.observer import Observer
 from memfit.records.recipe import Recipe
 from memfit.techniques import run
@@ -20,7 +21,11 @@ def steps_of(
     """A run with one step for each of ``lengths``, and an evaluation of the last length.
 
     It gives the number of the model's parameters.
+
+    Raises:
+        BadInput: the job does not take the recipe's sequences.
     """
+    job = with_sequences(job, recipe.sequences)
 
     def take(observer: Observer) -> int:
         applied = run.build(job, recipe, observer, device=device)

@@ -12,33 +12,60 @@ Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; the m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from memfit.errors import BadInput
 from memfit.records.recipe import Recipe
+from memfit.techniques import selective
 
 
 def checkpoint_blocks(model: nn.Module, recipe: Recipe) -> None:
-    """Makes every N-th block of ``model``, from the first, recompute itself in backward.
+    """Makes blocks of ``model`` recompute themselves in backward, as many as the recipe says.
 
     Raises:
-        BadInput: the recipe asks for it and the model has no repeated blocks.
+        BadInput: the recipe asks for it and the model has nothing that repeats, or it asks for
+            more blocks than there are.
     """
-    every = recipe.checkpoint_every
-    if every is None:
+    if recipe.checkpointing == "none":
         return
-    for block in repeated_blocks(model)[::every]:
+    _do_without_cache(model)
+    for block, is_whole in chosen_blocks(repeated_blocks(model), recipe):
         # On the instance, so that names in state_dict stay as they are; as a method of it, so that
         # the block of a deep copy checkpoints itself and not the one it was copied from.
-        block.forward = MethodType(_checkpointed, block)
+        block.forward = MethodType(_checkpointed if is_whole else _selective, block)
+
+
+def chosen_blocks(blocks: list[nn.Module], recipe: Recipe) -> list[tuple[nn.Module, bool]]:
+    """The blocks that are recomputed, each with whether it is recomputed whole.
+
+    Of ``blocks:W:S`` the first W are recomputed whole, the next S selectively, and the last not at
+    all.  Memory is highest when backward begins, at the last block, whose tensors would have to be
+    there at once anyway; when it reaches the first ones, the others' are gone.
+
+    Raises:
+        BadInput: ``blocks:W:S`` asks for more blocks than there are.
+    """
+    if recipe.checkpoint_every is not None:
+        return [(block, True) for block in blocks[:: recipe.checkpoint_every]]
+    if recipe.checkpointing == "selective":
+        return [(block, False) for block in blocks]
+    numbers = recipe.checkpoint_blocks
+    assert numbers is not None, "a budget becomes a recipe by prediction (planner.settle)"
+    whole, partly = numbers
+    if whole + partly > len(blocks):
+        raise BadInput(
+            f"checkpointing {recipe.checkpointing} asks for {whole} + {partly} blocks, but the "
+            f"model has {len(blocks)}: write numbers that add up to {len(blocks)} or less"
+        )
+    return [(block, index < whole) for index, block in enumerate(blocks[: whole + partly])]
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
@@ -69,18 +96,44 @@ def _num_parameters(blocks: list[nn.Module]) -> int:
     return sum(p.numel() for block in blocks for p in block.parameters())
 
 
+def _do_without_cache(model: nn.Module) -> None:
+    """Turns off a Hugging Face model's cache of keys, to which a second run would add again."""
+    config = getattr(model, "config", None)
+    for part in (config, *(getattr(config, name, None) for name in ("text_config", "decoder"))):
+        if getattr(part, "use_cache", False):
+            part.use_cache = False
+
+
 def _checkpointed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return _run(block, args, kwargs, lambda: (nullcontext(), _statistics_kept(block)))
+
+
+def _selective(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        first, second = selective.contexts(block, args, kwargs)
+        return first, _both(_statistics_kept(block), second)
+
+    return _run(block, args, kwargs, contexts)
+
+
+def _run(
+    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], contexts: Callable[[], Any]
+) -> Any:
     forward = type(block).forward
     if not torch.is_grad_enabled():
         return forward(block, *args, **kwargs)
-    return checkpoint(
-        forward,
-        block,
-        *args,
-        use_reentrant=False,
-        context_fn=lambda: (nullcontext(), _statistics_kept(block)),
-        **kwargs,
-    )
+    with set_checkpoint_early_stop(True):
+        return checkpoint(
+            forward, block, *args, use_reentrant=False, context_fn=contexts, **kwargs
+        )
+
+
+@contextmanager
+def _both(
+    first: AbstractContextManager[None], second: AbstractContextManager[None]
+) -> Iterator[None]:
+    with first, second:
+        yield
 
 
 @contextmanager

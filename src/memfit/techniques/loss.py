@@ -1,11 +1,232 @@
-"""The loss in chunks: logits are computed in pieces and never held."""
+"""The loss in chunks: the head hands out logits that are not there yet.
+
+With ``loss="chunked"`` the model's head returns :class:`PendingLogits`: what it was given, and its
+weight.  Scaling them, capping them and dropping positions changes the note; cross-entropy computes
+the loss from it a few rows at a time (``chunked_cross_entropy``).  So the user's loss, and that
+inside a Hugging Face model, stays as it is written.  Whatever needs all logits at once is refused
+by name: computed quietly in full it would take what was to be saved.
+"""
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from memfit.errors import BadInput
 from memfit.records.recipe import Recipe
+from memfit.techniques.chunked_cross_entropy import (
+    Head,
+    cross_entropy_by_row,
+    logsumexp_by_row,
+    summed_cross_entropy,
+)
 
 
 def chunk_loss(model: nn.Module, recipe: Recipe) -> None:
-    """Makes the head of ``model`` hand out logits that are computed in chunks."""
+    """Makes the head of ``model`` hand out pending logits, where the recipe's loss is chunked.
+
+    Raises:
+        BadInput: the model has no head that can be found.
+    """
+    if recipe.loss == "chunked":
+        head = output_head(model)
+        # On the instance, as a method of it: names stay, and a deep copy has a head of its own.
+        head.forward = MethodType(_pending, head)  # type: ignore[method-assign]
+
+
+def output_head(model: nn.Module) -> nn.Linear:
+    """The linear layer that makes the logits.
+
+    A Hugging Face model says which it is.  In others it is the layer that shares its weight with an
+    embedding, or that has the most outputs; of several the last.
+
+    Raises:
+        BadInput: there is no linear layer.
+    """
+    named = getattr(model, "get_output_embeddings", lambda: None)()
+    if isinstance(named, nn.Linear):
+        return named
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not linears:
+        raise BadInput(
+            f"{type(model).__name__} has no linear layer that could make logits, so its loss cannot "
+            "be computed in chunks: write --loss full"
+        )
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    tied = [linear for linear in linears if id(linear.weight) in tables]
+    most = max(linear.out_features for linear in linears)
+    return tied[-1] if tied else [m for m in linears if m.out_features == most][-1]
+
+
+def _pending(head: nn.Linear, hidden: Tensor) -> PendingLogits:
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    return PendingLogits(hidden, Head(head.weight, head.bias, dtype), dtype)
+
+
+class PendingLogits:
+    """Logits (..., V) that are not computed: hidden states (..., C) and a head.
+
+    It has what losses ask of logits: ``shape``, ``dtype``, ``device``, casts, scaling, ``tanh``,
+    views and slices that keep the last dim whole, cross-entropy and ``logsumexp``.
+    """
+
+    def __init__(self, hidden: Tensor, head: Head, dtype: torch.dtype) -> None:
+        self._hidden, self._head = hidden, head
+        self.dtype = dtype
+        self.device = hidden.device
+        self.requires_grad = torch.is_grad_enabled() and (
+            hidden.requires_grad or head.weight.requires_grad
+        )
+
+    # ------------------------------------------------------------------ what a tensor says of itself
+
+    @property
+    def shape(self) -> torch.Size:
+        """(..., V)."""
+        return torch.Size((*self._hidden.shape[:-1], self._head.weight.shape[0]))
+
+    @property
+    def ndim(self) -> int:
+        """Dims, the vocabulary's too."""
+        return self._hidden.dim()
+
+    def dim(self) -> int:
+        """Dims, the vocabulary's too."""
+        return self._hidden.dim()
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or one of its numbers."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        """How many logits there would be."""
+        return self.shape.numel()
+
+    # ------------------------------------------------------------------ casts and scaling
+
+    def to(self, *args: Any, **kwargs: Any) -> PendingLogits:
+        """A cast.  The product stays in its own dtype, and the loss is computed in fp32."""
+        dtype = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)), None)
+        return PendingLogits(self._hidden, self._head, dtype or self.dtype)
+
+    def float(self) -> PendingLogits:
+        """A cast to fp32."""
+        return self.to(torch.float32)
+
+    def contiguous(self) -> PendingLogits:
+        """Itself: there is nothing to lay out."""
+        return self
+
+    def __mul__(self, factor: Any) -> PendingLogits:
+        if not isinstance(factor, (int, float)):
+            raise _refused("multiplies them by a tensor")
+        head = self._head
+        if head.cap is None:
+            head = head._replace(scale=head.scale * factor)
+        else:
+            head = head._replace(cap=head.cap * factor)
+        return PendingLogits(self._hidden, head, self.dtype)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> PendingLogits:
+        if not isinstance(divisor, (int, float)):
+            raise _refused("divides them by a tensor")
+        return self * (1 / divisor)
+
+    def tanh(self) -> PendingLogits:
+        """A soft cap."""
+        if self._head.cap is not None:
+            raise _refused("takes tanh twice")
+        return PendingLogits(self._hidden, self._head._replace(cap=1.0), self.dtype)
+
+    # ------------------------------------------------------------------ views
+
+    def _viewed(self, hidden: Tensor) -> PendingLogits:
+        return PendingLogits(hidden, self._head, self.dtype)
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> PendingLogits:
+        """Joins dims before the last."""
+        if end_dim % self.dim() == self.dim() - 1:
+            raise _refused("flattens the vocabulary into the rows")
+        return self._viewed(self._hidden.flatten(start_dim, end_dim))
+
+    def view(self, *shape: Any) -> PendingLogits:
+        """Another shape before the last dim."""
+        sizes = list(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else list(shape)
+        if sizes[-1] not in (-1, self.shape[-1]) or (sizes[-1] == -1 and len(sizes) == 1):
+            raise _refused("views them in a shape that cuts the vocabulary")
+        return self._viewed(self._hidden.reshape(*sizes[:-1], self._hidden.shape[-1]))
+
+    reshape = view
+
+    def __getitem__(self, index: Any) -> PendingLogits:
+        places = index if isinstance(index, tuple) else (index,)
+        is_whole = len(places) < self.dim() or places[-1] == slice(None)
+        if any(isinstance(place, Tensor) for place in places):
+            raise _refused("picks positions by a tensor")
+        if Ellipsis in places and places[-1] is not Ellipsis:
+            is_whole = places[-1] == slice(None)
+        if not is_whole:
+            raise _refused("cuts the vocabulary")
+        return self._viewed(self._hidden[index])
+
+    # ------------------------------------------------------------------ losses
+
+    def logsumexp(self, dim: int, keepdim: bool = False) -> Tensor:
+        """(...,): the normaliser of each row, of which a z-loss is made."""
+        if dim % self.dim() != self.dim() - 1:
+            raise _refused("sums over another dim than the vocabulary")
+        rows = self._hidden.flatten(0, -2)
+        found = logsumexp_by_row(rows, self._head).view(self._hidden.shape[:-1])
+        return found.unsqueeze(-1) if keepdim else found
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.cross_entropy:
+            return _cross_entropy(*args, **(kwargs or {}))
+        if func in (torch.tanh, torch.logsumexp) and isinstance(args[0], PendingLogits):
+            return getattr(args[0], func.__name__)(*args[1:], **(kwargs or {}))
+        raise _refused(f"calls {getattr(func, '__name__', func)}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _refused(f"asks them for {name}")
+
+
+def _cross_entropy(
+    input: PendingLogits,  # noqa: A002  # the name that F.cross_entropy gives it
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """``F.cross_entropy`` of pending logits (N, V) and class indices (N,)."""
+    if weight is not None or label_smoothing or size_average is not None or reduce is not None:
+        raise _refused("weighs classes, or smooths labels")
+    if input.dim() != 2 or target.dim() != 1:
+        raise _refused(f"takes cross-entropy over {input.dim()} dims, not over rows")
+    hidden, head = input._hidden, input._head
+    if reduction == "none":
+        return cross_entropy_by_row(hidden, head, target, ignore_index)
+    total = summed_cross_entropy(hidden, head, target, ignore_index)
+    return total if reduction == "sum" else total / (target != ignore_index).sum()
+
+
+def _refused(what: str) -> BadInput:
+    return BadInput(
+        f"the loss needs the logits themselves: it {what}, which cannot be done in chunks; write "
+        "--loss full, or take F.cross_entropy of model outputs of shape (rows, vocabulary)"
+    )

@@ -32,11 +32,18 @@ _FAKE = torch._C._dispatch_key_parse("Fake")
 _FAKE_SET = torch._C.DispatchKeySet(_FAKE)
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_CPU = torch._C.DispatchKey.CPU
 
 _STAY_KNOWN = {
     "aten::_amp_foreach_non_finite_check_and_unscale_": ("found_inf",),
 }
 """Arguments that an op writes and a trace knows nonetheless: no gradient overflows in it."""
+
+_MADE_OF_OPS = {
+    "bitsandbytes::optimizer_update_32bit",
+    "bitsandbytes::optimizer_update_8bit_blockwise",
+}
+"""Ops whose kernel for the CPU is Python over other ops (bitsandbytes 0.50, backends/cpu/ops.py)."""
 
 _NOT_OPS = {"prim", "profiler"}
 """Namespaces of questions and marks, which take no memory."""
@@ -137,6 +144,8 @@ class Dispatch:
         if kind.is_composite:
             # In inference mode there is no autograd key, above which it would have come apart.
             return op._op_dk(_COMPOSITE, *args, **kwargs)
+        if kind.name in _MADE_OF_OPS:
+            return op._op_dk(_CPU, *args, **kwargs)
         held = self._leave_mark()
         with torch._C._ExcludeDispatchKeyGuard(_FAKE_SET):
             result = self._simulate(kind, op, args, kwargs)

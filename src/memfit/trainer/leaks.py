@@ -253,11 +253,24 @@ def _container(thing: Any) -> str | None:
     if not isinstance(thing, (list, dict, set, deque)):
         return None
     kind = f"a {type(thing).__name__} of {len(thing)}"
+    name = _name_of(thing)
+    return f"{name!r}, {kind}" if name else kind
+
+
+def _name_of(thing: Any) -> str | None:
+    """The attribute or global that is ``thing``, else the variable of a running function."""
     for owner in gc.get_referrers(thing):
         if isinstance(owner, nn.Module):
             owner = vars(owner)
         if isinstance(owner, dict):
             for name, value in owner.items():
                 if value is thing and isinstance(name, str):
-                    return f"{name!r}, {kind}"
-    return kind
+                    return name
+    frame = sys._getframe().f_back
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((_TORCH, *_OURS)):
+            for name, value in frame.f_locals.items():
+                if value is thing:
+                    return name
+        frame = frame.f_back
+    return None

@@ -15,6 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+_SAME_AS = "same tensor as"
+"""Stands for a tensor that is saved under another name."""
+
 
 def model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Parameters and persistent buffers by name, and ``other name -> name`` of those that are tied.
@@ -48,13 +51,21 @@ def optimizer_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The optimizer's state by ``kind.parameter``, as in ``exp_avg.head.weight``.
 
-    Returns the tensors, and apart from them what is not a tensor.
+    Returns the tensors, and apart from them what is not a tensor.  A tensor that several parameters
+    have in common (the tables of bitsandbytes) is listed once; for the others it says which.
     """
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Any] = {}
+    first_names: dict[int, str] = {}
     for name, parameter in model.named_parameters():
         for kind, value in optimizer.state.get(parameter, {}).items():
-            (tensors if isinstance(value, Tensor) else scalars)[f"{kind}.{name}"] = value
+            full_name = f"{kind}.{name}"
+            if not isinstance(value, Tensor):
+                scalars[full_name] = value
+            elif (first := first_names.setdefault(id(value), full_name)) != full_name:
+                scalars[full_name] = {_SAME_AS: first}
+            else:
+                tensors[full_name] = value
     return tensors, scalars
 
 
@@ -88,24 +99,45 @@ def read_optimizer(
 ) -> None:
     """Gives the optimizer the file's state and ``scalars``, in place of what it had.
 
-    A tensor of the parameter's shape goes to its device; any other, a step count, to the CPU.
+    A tensor goes to the device of its parameter; a count of steps does where the optimizer's kernel
+    reads it there (``Optimizer._process_value_according_to_param_policy`` in torch).
 
     Raises:
         SafetensorError, OSError: it cannot be read.
         KeyError: it is for a parameter that the model has not.
     """
     parameters = dict(model.named_parameters())
+    counts_on_device = {
+        parameter
+        for group in optimizer.param_groups
+        if group.get("fused") or group.get("capturable")
+        for parameter in group["params"]
+    }
     optimizer.state.clear()
+    states: dict[Tensor, dict[str, Any]] = {}
     with _reading(path) as file:
         for full_name in file.offset_keys():
             kind, _, name = full_name.partition(".")
             parameter, saved = parameters[name], file.get_tensor(full_name)
-            like = parameter if saved.shape == parameter.shape else saved
-            value = torch.empty_like(like, dtype=saved.dtype)
-            optimizer.state[parameter][kind] = value.copy_(saved)
+            on_device = saved.dim() > 0 or parameter in counts_on_device
+            value = _like(parameter, saved, parameter.device if on_device else "cpu")
+            states.setdefault(parameter, {})[kind] = value.copy_(saved)
     for full_name, scalar in scalars.items():
         kind, _, name = full_name.partition(".")
-        optimizer.state[parameters[name]][kind] = scalar
+        value = scalar
+        if isinstance(scalar, Mapping) and _SAME_AS in scalar:
+            first_kind, _, first = scalar[_SAME_AS].partition(".")
+            value = states[parameters[first]][first_kind]
+        states.setdefault(parameters[name], {})[kind] = value
+    for parameter, state in states.items():
+        optimizer.state[parameter] = state
+
+
+def _like(parameter: Tensor, saved: Tensor, device: torch.device | str) -> Tensor:
+    """Room for a tensor of the state; one number a parameter lies as the parameter does."""
+    if saved.shape == parameter.shape and saved.is_floating_point():
+        return torch.empty_like(parameter, dtype=saved.dtype, device=device)
+    return torch.empty_like(saved, device=device)
 
 
 def _reading(path: Path) -> safe_open:

@@ -115,6 +115,15 @@ OPERANDS: dict[str, Callable[[], Any]] = {
     "a transposed matrix is cloned as it is": lambda: torch.empty(70, 80).t().clone(),
     "transposed matrices of a batch": lambda: torch.empty(2, 70, 80).transpose(1, 2).contiguous(),
     "transposed matrices are put together": lambda: torch.cat([torch.empty(70, 80).t()] * 2),
+    "a transposed matrix is added to a product": lambda: torch.addmm(
+        torch.empty(70, 80).t(), torch.empty(80, 60), torch.empty(60, 70)
+    ),
+    "a small one is": lambda: torch.addmm(
+        torch.empty(50, 60).t(), torch.empty(60, 60), torch.empty(60, 50)
+    ),
+    "a transposed matrix is left out of a product": lambda: torch.addmm(
+        torch.empty(70, 80).t(), torch.empty(80, 60), torch.empty(60, 70), beta=0
+    ),
     "counting bools": lambda: torch.ones(70, 70, dtype=torch.bool).cumsum(-1),
     "adding up as another dtype": lambda: torch.empty(70, 70).cumsum(-1, dtype=torch.int32),
     "adding up as what they are": lambda: torch.ones(70, 70, dtype=torch.int64).cumsum(-1),

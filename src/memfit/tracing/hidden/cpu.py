@@ -353,6 +353,21 @@ def _flash_splits(num_queries: int, num_keys: int) -> tuple[int, int]:
     return min(q_split, num_queries), min(512, num_keys)
 
 
+def _narrowing_blocks(call: Call, num_outputs: int) -> Sequence | None:
+    """bitsandbytes' ``quantize_blockwise`` makes the scales, which it returns second, first.
+
+    bitsandbytes 0.50, backends/cpu/ops.py; what is not contiguous is copied before.
+    """
+    if not _is_contiguous(call.tensors()[0]):
+        return None
+    return _sequence(*reversed(_outputs(num_outputs)))
+
+
+def _widening_blocks(call: Call, num_outputs: int) -> Sequence | None:
+    """bitsandbytes' ``dequantize_blockwise``, in the same file."""
+    return outputs_only(num_outputs) if _is_contiguous(call.tensors()[0]) else None
+
+
 def _nested(sizes: list[int]) -> tuple[Take | Give, ...]:
     """Blocks taken one after the other and given back in reverse."""
     takes = [Take(slot, size) for slot, size in enumerate(sizes)]
@@ -463,5 +478,7 @@ _RULES: dict[str, Rule] = {
     "aten::_safe_softmax": _safe_softmax,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _flash_attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _flash_attention_backward,
+    "bitsandbytes::quantize_blockwise": _narrowing_blocks,
+    "bitsandbytes::dequantize_blockwise": _widening_blocks,
 }
 """Op -> rule.  An op that is not here is learnt."""

@@ -1,0 +1,233 @@
+"""Who is compared with whom: the contenders, in groups that take turns.  No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+STOCK_GELU = "gelu_new"
+"""GPT-2's own in transformers: written out in Python, six temporaries an activation."""
+
+FUSED_GELU = "gelu_pytorch_tanh"
+"""The same function as one kernel."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """A GPT-2 and what a step of it sees."""
+
+    vocab_size: int
+    batch_size: int
+    num_layers: int = 6
+    dim: int = 384
+    num_heads: int = 6
+    seq_len: int = 1024
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.batch_size * self.seq_len
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """One way to train.
+
+    ``key`` is its row, which pages under docs/how-to name in ``<!-- measured: KEY -->``.
+    """
+
+    key: str
+    title: str
+    kind: str = "memfit"
+    """``loop``: a plain PyTorch loop; ``trainer``: Hugging Face's; ``memfit``: ``memfit.apply``;
+    ``engine``: ``memfit train``; ``feed``: ``memfit.apply`` on documents."""
+
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the Recipe, beside the batch size."""
+
+    gelu: str = FUSED_GELU
+    checkpointing: bool = False
+    """Of a Trainer."""
+
+    gives_back: bool = False
+    """Whether freed tensors go back to the system (``memfit.trainer.resident``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Contenders that take turns."""
+
+    name: str
+    title: str
+    size: Size
+    contenders: tuple[Contender, ...]
+    baseline: str
+    """The key of the contender that ratios are given to."""
+
+    timed_rounds: int = 3
+
+
+LOOP = Contender(key="plain-loop", title="plain PyTorch loop", kind="loop")
+TRAINERS = (
+    Contender(key="trainer", title="Trainer, stock", kind="trainer", gelu=STOCK_GELU),
+    Contender(key="trainer-tanh", title="Trainer, fused tanh GELU", kind="trainer"),
+    Contender(
+        key="trainer-checkpointed",
+        title="Trainer, checkpointed",
+        kind="trainer",
+        gelu=STOCK_GELU,
+        checkpointing=True,
+    ),
+)
+PLAIN = Contender(key="memfit", title="memfit, nothing applied")
+CHUNKED = Contender(key="loss-chunked", title="loss chunked", recipe={"loss": "chunked"})
+SELECTIVE = Contender(
+    key="loss-chunked-selective",
+    title="loss chunked, checkpointing selective",
+    recipe={"loss": "chunked", "checkpointing": "selective"},
+)
+FULL = Contender(
+    key="loss-chunked-full",
+    title="loss chunked, checkpointing full",
+    recipe={"loss": "chunked", "checkpointing": "full"},
+)
+
+_NO_CLIP = {"clip_norm": None, "optimizer_in_backward": True}
+
+MAIN = Group(
+    name="vocabulary 8,192",
+    title="Vocabulary 8,192",
+    size=Size(vocab_size=8_192, batch_size=8),
+    baseline="trainer",
+    contenders=(
+        LOOP,
+        *TRAINERS,
+        PLAIN,
+        Contender(key="engine", title="memfit train, nothing applied", kind="engine"),
+        CHUNKED,
+        Contender(
+            key="checkpointing-selective",
+            title="checkpointing selective",
+            recipe={"checkpointing": "selective"},
+        ),
+        Contender(
+            key="checkpointing-full",
+            title="checkpointing full",
+            recipe={"checkpointing": "full"},
+        ),
+        SELECTIVE,
+        FULL,
+        replace(
+            FULL, key="resident", title=f"{FULL.title}, freed memory given back", gives_back=True
+        ),
+    ),
+)
+
+LARGE = Group(
+    name="vocabulary 50,257",
+    title="Vocabulary 50,257",
+    size=Size(vocab_size=50_257, batch_size=8),
+    baseline="trainer",
+    contenders=(*TRAINERS, PLAIN, CHUNKED, SELECTIVE, FULL),
+    timed_rounds=2,
+)
+
+OPTIMIZERS = Group(
+    name="optimizers",
+    title="Optimizers",
+    size=Size(vocab_size=8_192, batch_size=1),
+    baseline="optimizer-adamw",
+    contenders=tuple(
+        Contender(key=f"optimizer-{name}", title=name, recipe={"optimizer": name})
+        for name in (
+            "adamw",
+            "sgd",
+            "adafactor",
+            "adamw-8bit",
+            "adamw-4bit",
+            "lion-8bit",
+            "muon",
+            "muon-8bit",
+        )
+    )
+    + (Contender(key="optimizer-in-backward", title="adamw in backward", recipe=_NO_CLIP),),
+)
+
+CLAIMS = Group(
+    name="precision, accumulation, offload",
+    title="Precision, accumulation, offload",
+    size=Size(vocab_size=8_192, batch_size=2),
+    baseline="fp32",
+    contenders=(
+        Contender(key="fp32", title="fp32, 2 samples"),
+        Contender(
+            key="accumulate",
+            title="2 samples as 2 x 1",
+            recipe={"batch_size": 1, "accumulate": 2},
+        ),
+        Contender(
+            key="accumulate-8",
+            title="8 samples as 8 x 1",
+            recipe={"batch_size": 1, "accumulate": 8},
+        ),
+        Contender(key="one-sample", title="1 sample", recipe={"batch_size": 1}),
+        Contender(key="precision-bf16", title="bf16 autocast", recipe={"precision": "bf16"}),
+        Contender(key="precision-bf16-pure", title="bf16-pure", recipe={"precision": "bf16-pure"}),
+        Contender(
+            key="offload-activations",
+            title="offload activations",
+            recipe={"offload": "activations"},
+        ),
+        Contender(
+            key="offload-optimizer", title="offload optimizer", recipe={"offload": "optimizer"}
+        ),
+    ),
+)
+
+SEQUENCES = Group(
+    name="sequences",
+    title="Sequences",
+    size=Size(vocab_size=8_192, batch_size=2),
+    baseline="sequences-documents",
+    contenders=(
+        Contender(
+            key="sequences-documents",
+            title="a document a row, padded",
+            kind="feed",
+            recipe={"sequences": "documents"},
+        ),
+        Contender(
+            key="sequences-packed",
+            title="documents packed",
+            kind="feed",
+            recipe={"sequences": "packed"},
+        ),
+        Contender(
+            key="seq-schedule",
+            title="packed, staged: 256 of 1,024 tokens",
+            kind="feed",
+            recipe={"sequences": "packed", "seq_schedule": "256:1000,1024"},
+        ),
+    ),
+)
+
+GROUPS = (MAIN, LARGE, OPTIMIZERS, CLAIMS, SEQUENCES)
+
+
+def quick(group: Group) -> Group:
+    """The same contenders on a model that takes milliseconds a step, to try the benchmark itself."""
+    size = replace(group.size, vocab_size=512, num_layers=2, dim=64, num_heads=2, seq_len=128)
+    contenders = tuple(
+        replace(one, recipe={**one.recipe, "seq_schedule": "32:1000,128"})
+        if "seq_schedule" in one.recipe
+        else one
+        for one in group.contenders
+    )
+    return replace(group, size=size, contenders=contenders, timed_rounds=2)
+
+
+def samples_of(contender: Contender, size: Size) -> int:
+    """Samples of a step."""
+    batch_size = int(contender.recipe.get("batch_size", size.batch_size))
+    return batch_size * int(contender.recipe.get("accumulate", 1))

@@ -1,0 +1,115 @@
+"""Tries a batch size on the real device: two whole steps and an evaluation, with the longest batch.
+
+A prediction says what PyTorch will allocate.  What a library allocates beside it, only a try says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from memfit.job import Job
+from memfit.observer import Observer
+from memfit.planner.finder import FoundBatch, largest_batch
+from memfit.profiler.capture import Capture
+from memfit.records.recipe import Recipe
+from memfit.techniques import run
+from memfit.techniques.transaction import attempt, free_memory
+from memfit.trainer.rng import rng_state, set_rng_state
+
+MARGIN = 0.02
+"""Share of the budget that a probe must leave free: later steps may lie less well in memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probed:
+    """What :func:`probe` measured."""
+
+    fits: bool
+    peak_bytes: int | None
+    """None when memory ran out, or the micro-batch had to be halved."""
+
+
+def probe(
+    job: Job, recipe: Recipe, batch: Any, *, budget_bytes: int, device: str = "cpu"
+) -> Probed:
+    """Builds the job and runs it for two steps and an evaluation, then frees everything.
+
+    Generators are left as they were found.
+
+    Args:
+        batch: a micro-batch of ``recipe.batch_size`` samples, the longest there can be.
+        budget_bytes: what the peak must stay in, less the margin.
+
+    Raises:
+        BadInput: the recipe cannot be applied to this job.
+    """
+    # Two micro-batches at most: gradients are kept beside the second, and later ones repeat it.
+    before = rng_state()
+    where = torch.device(device)
+    try:
+        peak, _ = attempt(lambda: _peak(job, recipe, batch, where))
+    finally:
+        set_rng_state(before)
+        free_memory(where)
+    fits = peak is not None and peak <= math.floor(budget_bytes * (1 - MARGIN))
+    return Probed(fits=fits, peak_bytes=peak)
+
+
+def find_batch_size(
+    job: Job,
+    recipe: Recipe,
+    *,
+    longest_batch: Callable[[int], Any],
+    samples_per_step: int,
+    budget_bytes: int,
+    predicted: int,
+    device: str = "cpu",
+) -> FoundBatch:
+    """The largest micro-batch that fits on the real device, and the accumulation that goes with it.
+
+    Args:
+        longest_batch: number of samples -> a batch of that many, of the greatest length.
+        samples_per_step: stays the same, whatever the micro-batch.
+        predicted: the batch size that prediction says, where the search begins.
+
+    Raises:
+        BadInput: not even one sample fits.
+    """
+
+    def fits(batch_size: int) -> bool:
+        num_micro = min(2, -(-samples_per_step // batch_size))
+        tried = recipe.but(batch_size=batch_size, accumulate=num_micro)
+        count = min(samples_per_step, batch_size * num_micro)
+        found = probe(
+            job, tried, longest_batch(count), budget_bytes=budget_bytes, device=device
+        )
+        return found.fits
+
+    return largest_batch(fits, samples_per_step=samples_per_step, predicted=predicted)
+
+
+def _peak(job: Job, recipe: Recipe, batch: Any, device: torch.device) -> int | None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        survived = _take(job, recipe, batch, device, Observer())
+        return torch.cuda.max_memory_allocated(device) if survived else None
+    capture = Capture()
+    with capture:
+        survived = _take(job, recipe, batch, device, capture)
+    curve = capture.timeline.curve()
+    return int(np.max(curve, initial=0)) if survived else None
+
+
+def _take(job: Job, recipe: Recipe, batch: Any, device: torch.device, observer: Observer) -> bool:
+    """Whether two steps and an evaluation went through without the micro-batch being halved."""
+    applied = run.build(job, recipe, observer, device=str(device))
+    for number in (1, 2):
+        run.take_step(applied, number, lambda: batch, observer)
+    run.evaluate(applied, [lambda: batch], observer)
+    return applied.step.num_halvings == 0

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memfit.records.recipe import OPTIMIZERS as RECIPE_OPTIMIZERS
+
 STOCK_GELU = "gelu_new"
 """GPT-2's own in transformers: written out in Python, six temporaries an activation."""
 
@@ -93,7 +95,7 @@ FULL = Contender(
     recipe={"loss": "chunked", "checkpointing": "full"},
 )
 
-_NO_CLIP = {"clip_norm": None, "optimizer_in_backward": True}
+_IN_BACKWARD = {"clip_norm": None, "optimizer_in_backward": True}
 
 MAIN = Group(
     name="vocabulary 8,192",
@@ -138,20 +140,13 @@ OPTIMIZERS = Group(
     title="Optimizers",
     size=Size(vocab_size=8_192, batch_size=1),
     baseline="optimizer-adamw",
-    contenders=tuple(
-        Contender(key=f"optimizer-{name}", title=name, recipe={"optimizer": name})
-        for name in (
-            "adamw",
-            "sgd",
-            "adafactor",
-            "adamw-8bit",
-            "adamw-4bit",
-            "lion-8bit",
-            "muon",
-            "muon-8bit",
-        )
-    )
-    + (Contender(key="optimizer-in-backward", title="adamw in backward", recipe=_NO_CLIP),),
+    contenders=(
+        *(
+            Contender(key=f"optimizer-{name}", title=name, recipe={"optimizer": name})
+            for name in RECIPE_OPTIMIZERS
+        ),
+        Contender(key="optimizer-in-backward", title="adamw in backward", recipe=_IN_BACKWARD),
+    ),
 )
 
 CLAIMS = Group(
@@ -216,7 +211,7 @@ GROUPS = (MAIN, LARGE, OPTIMIZERS, CLAIMS, SEQUENCES)
 
 
 def quick(group: Group) -> Group:
-    """The same contenders on a model that takes milliseconds a step, to try the benchmark itself."""
+    """The same contenders on a model of milliseconds a step, to try the benchmark itself."""
     size = replace(group.size, vocab_size=512, num_layers=2, dim=64, num_heads=2, seq_len=128)
     contenders = tuple(
         replace(one, recipe={**one.recipe, "seq_schedule": "32:1000,128"})

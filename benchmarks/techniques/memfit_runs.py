@@ -1,4 +1,4 @@
-"""memfit's own contenders: ``memfit.apply`` with a recipe, the same on documents, ``memfit train``."""
+"""memfit's own contenders: the step with a recipe, the same on documents, and ``memfit train``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ from memfit.techniques import run
 
 DATA = "python"
 """The text that Python carries: what the demo trains on."""
-
-SPARE_TOKENS = 64
-"""So many steps' worth of text is enough."""
 
 
 def run_memfit(contender: Contender, size: Size, turns: Turns) -> None:

@@ -38,6 +38,10 @@ class Child:
             text=True,
             env={**os.environ, **ENVIRONMENT},
         )
+        self.hello: dict[str, Any] = {}
+
+    def greet(self) -> None:
+        """Waits until all is imported."""
         self.hello = self._read()
 
     def step(self) -> None:
@@ -75,11 +79,13 @@ class Child:
 
 def run_group(group: Group, on_progress: Progress, *, is_quick: bool = False) -> list[Result]:
     """Starts all contenders, and gives each its turn in every round."""
-    predicted = _predicted(group, is_quick=is_quick)
-    children = []
+    on_progress(f"{group.title}: {len(group.contenders)} contenders import, memfit predicts")
+    children: list[Child] = []
     try:
-        for contender in group.contenders:
-            children.append(Child(group, contender, is_quick=is_quick))
+        children += [Child(group, contender, is_quick=is_quick) for contender in group.contenders]
+        predicted = _predicted(group, is_quick=is_quick)
+        for child in children:  # they have imported side by side
+            child.greet()
         for number in range(group.timed_rounds + UNTIMED_ROUNDS - 1):
             on_progress(f"{group.title}: round {number + 1}")
             for child in children:
@@ -100,8 +106,7 @@ def run_group(group: Group, on_progress: Progress, *, is_quick: bool = False) ->
 def _predicted(group: Group, *, is_quick: bool) -> dict[str, int | None]:
     done = subprocess.run(
         _command("predict", group.name, *(["quick"] if is_quick else [])),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         env={**os.environ, **ENVIRONMENT},
         check=False,

@@ -128,7 +128,7 @@ def _causal_lm_job(config: Any, model: Callable[[], nn.Module], name: str) -> Jo
     )
 
 
-Windows: TypeAlias = int | None | dict[str, int | None]
+Windows: TypeAlias = int | dict[str, int | None] | None
 """How many tokens a layer's queries see, None for all; or that for each kind of layer."""
 
 

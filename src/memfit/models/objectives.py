@@ -50,7 +50,7 @@ def labelled_batch(vocab_size: int, batch_size: int, seq_len: int) -> TensorDict
 def packed_batch(vocab_size: int, batch_size: int, seq_len: int) -> TensorDict:
     """Random token ids with labels and positions: each token is a document of its own.
 
-    Where documents begin changes no size.  That they do must be known, as transformers asks.
+    Where documents begin changes no size.
 
     Returns:
         ``input_ids``, ``labels`` and ``position_ids`` (B, T), ``num_targets`` (B,), all int64.

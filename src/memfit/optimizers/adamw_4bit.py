@@ -1,9 +1,9 @@
 """AdamW with its two moments in 4 bits, by torchao's tables.
 
 torchao's own ``AdamW4bit`` is compiled: 10 to 40 seconds and a C++ compiler at the first step, and
-its state is tensors of a class of its own.  Here the same numbers are plain tensors, and a parameter
-is updated a piece at a time: widened, stepped by PyTorch's AdamW, narrowed by torchao's functions.  A
-piece bounds what an update takes beside the state, however large the parameter.
+its state is tensors of a class of its own.  Here the same numbers are plain tensors, and a
+parameter is updated a piece at a time: widened, stepped by PyTorch's AdamW, narrowed by torchao's
+functions.  A piece bounds what an update takes beside the state, however large the parameter.
 
 Source: Li et al. 2023, "Memory Efficient Optimizers with 4-bit States",
 https://arxiv.org/abs/2309.01507; which tensors are narrowed is as in torchao's ``optim/adam.py``.
@@ -174,7 +174,7 @@ def _slice(moment: _Moment, start: int, stop: int) -> _Moment:
 
 def _widen(moment: _Moment) -> Tensor:
     """The numbers in fp32, (numbers,)."""
-    from torchao.optim.quant_utils import dequant_with_qmap
+    from torchao.optim.quant_utils import dequant_with_qmap  # type: ignore[import-untyped]
 
     codes = torch.stack([moment.codes >> 4, moment.codes & 0b1111], dim=-1).view(-1)
     wide: Tensor = dequant_with_qmap(codes, moment.table, moment.scale)
@@ -198,7 +198,7 @@ def import_torchao() -> Any:
         MissingExtra: torchao is not installed.
     """
     try:
-        from torchao.optim import subclass_4bit
+        from torchao.optim import subclass_4bit  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingExtra("torchao", "4bit", "optimizer adamw-4bit") from error
     return subclass_4bit

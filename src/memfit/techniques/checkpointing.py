@@ -1,9 +1,10 @@
 """Activation checkpointing: a block keeps its input only, and is run again in backward.
 
 The blocks are found, not asked for: of the modules that stand in lists of their own kind, the kind
-that holds the most parameters, which is what every Transformer calls its layers.  Non-reentrant
-checkpointing keeps the generators' and autocast's state, so the second run gives the same numbers
-and gradients are bit-identical.
+that holds the most parameters, which is what every Transformer calls its layers.  A block is
+recomputed whole, or selectively: ``techniques.selective`` says how.  Non-reentrant checkpointing
+keeps the generators' and autocast's state, so the second run gives the same numbers and gradients
+are bit-identical.
 
 Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; the mechanism is
 ``torch.utils.checkpoint`` with ``use_reentrant=False``.
@@ -11,6 +12,8 @@ Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; the m
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,6 +29,9 @@ from memfit.errors import BadInput
 from memfit.records.recipe import Recipe
 from memfit.techniques import selective
 
+SHORTEST_CHAIN = 4
+"""Modules of a Sequential that is worth cutting: two pieces of two."""
+
 
 def checkpoint_blocks(model: nn.Module, recipe: Recipe) -> None:
     """Makes blocks of ``model`` recompute themselves in backward, as many as the recipe says.
@@ -37,7 +43,7 @@ def checkpoint_blocks(model: nn.Module, recipe: Recipe) -> None:
     if recipe.checkpointing == "none":
         return
     _do_without_cache(model)
-    for block, is_whole in chosen_blocks(repeated_blocks(model), recipe):
+    for block, is_whole in chosen_blocks(_parts_said(model), recipe):
         # On the instance, so that names in state_dict stay as they are; as a method of it, so that
         # the block of a deep copy checkpoints itself and not the one it was copied from.
         block.forward = MethodType(_checkpointed if is_whole else _selective, block)
@@ -68,14 +74,36 @@ def chosen_blocks(blocks: list[nn.Module], recipe: Recipe) -> list[tuple[nn.Modu
     return [(block, index < whole) for index, block in enumerate(blocks[: whole + partly])]
 
 
+def parts_of(model: nn.Module) -> list[nn.Module]:
+    """What can be recomputed one by one: the repeated blocks, else pieces of the longest chain.
+
+    The chain is the Sequential with the most modules, cut into about as many pieces as a piece has
+    modules (Chen et al. 2016, section 4.1).  Its names in ``state_dict`` stay as they are.
+
+    Raises:
+        BadInput: nothing repeats, and no Sequential has four modules.
+    """
+    blocks = repeated_blocks(model)
+    if blocks:
+        return blocks
+    chains = [module for module in model.modules() if isinstance(module, nn.Sequential)]
+    chain = max(chains, key=len, default=None)
+    if chain is None or len(chain) < SHORTEST_CHAIN:
+        raise BadInput(
+            f"{type(model).__name__} has no repeated blocks to checkpoint (a ModuleList or "
+            f"Sequential of alike modules), nor a Sequential of {SHORTEST_CHAIN} modules or more "
+            "to cut into pieces: use checkpointing none, or put layers that follow one another "
+            "into a Sequential"
+        )
+    return _cut(chain)
+
+
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """The model's layers, in order: the modules of one class that stand in lists of that class.
 
     Of several such classes it is the one with the most parameters, and not the experts or the
-    convolutions inside; of two that hold the same, the one with more blocks.
-
-    Raises:
-        BadInput: no class has two modules in lists.
+    convolutions inside; of two that hold the same, the one with more blocks.  A block that stands
+    in two places is one.  Empty when no class has two modules in lists.
     """
     kinds: dict[type[nn.Module], list[nn.Module]] = defaultdict(list)
     for container in model.modules():
@@ -83,24 +111,49 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
             children = list(container)
             if len({type(child) for child in children}) == 1:
                 kinds[type(children[0])].extend(children)
-    candidates = [blocks for blocks in kinds.values() if len(blocks) > 1]
-    if not candidates:
-        raise BadInput(
-            f"{type(model).__name__} has no repeated blocks to checkpoint (a ModuleList or "
-            "Sequential of alike modules): use checkpointing none"
-        )
-    return max(candidates, key=lambda blocks: (_num_parameters(blocks), len(blocks)))
+    candidates = [list(dict.fromkeys(blocks)) for blocks in kinds.values() if len(blocks) > 1]
+    return max(candidates, key=lambda blocks: (_num_parameters(blocks), len(blocks)), default=[])
 
 
 def _num_parameters(blocks: list[nn.Module]) -> int:
     return sum(p.numel() for block in blocks for p in block.parameters())
 
 
+def _parts_said(model: nn.Module) -> list[nn.Module]:
+    """The parts to recompute; says so where they are not repeated blocks."""
+    parts = parts_of(model)
+    if not repeated_blocks(model):
+        num_modules = sum(len(part) for part in parts if isinstance(part, nn.Sequential))
+        warnings.warn(
+            f"{type(model).__name__} has no repeated blocks: checkpointing takes {len(parts)} "
+            f"pieces of its longest Sequential instead, which has {num_modules} modules",
+            stacklevel=3,
+        )
+    return parts
+
+
+def _cut(chain: nn.Sequential) -> list[nn.Module]:
+    """Makes ``chain`` run in pieces, and gives them."""
+    modules = list(chain)
+    size = math.isqrt(len(modules))
+    pieces = [nn.Sequential(*modules[at : at + size]) for at in range(0, len(modules), size)]
+    # In a list, so that they are no submodules: the modules keep the names they have.
+    chain.pieces = pieces  # type: ignore[assignment]
+    chain.forward = MethodType(_piece_by_piece, chain)  # type: ignore[method-assign]
+    return list(pieces)
+
+
+def _piece_by_piece(chain: Any, x: Any) -> Any:
+    for piece in chain.pieces:
+        x = piece(x)
+    return x
+
+
 def _do_without_cache(model: nn.Module) -> None:
     """Turns off a Hugging Face model's cache of keys, to which a second run would add again."""
     config = getattr(model, "config", None)
     for part in (config, *(getattr(config, name, None) for name in ("text_config", "decoder"))):
-        if getattr(part, "use_cache", False):
+        if part is not None and getattr(part, "use_cache", False):
             part.use_cache = False
 
 
@@ -123,9 +176,7 @@ def _run(
     if not torch.is_grad_enabled():
         return forward(block, *args, **kwargs)
     with set_checkpoint_early_stop(True):
-        return checkpoint(
-            forward, block, *args, use_reentrant=False, context_fn=contexts, **kwargs
-        )
+        return checkpoint(forward, block, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 @contextmanager

@@ -59,9 +59,7 @@ def rows_of_a_chunk(num_rows: int, vocab_size: int) -> int:
     return min(num_rows, 1 << (rows.bit_length() - 1)) or 1
 
 
-def summed_cross_entropy(
-    hidden: Tensor, head: Head, targets: Tensor, ignore_index: int
-) -> Tensor:
+def summed_cross_entropy(hidden: Tensor, head: Head, targets: Tensor, ignore_index: int) -> Tensor:
     """The sum of the losses of hidden states (N, C) against targets (N,), fp32, a scalar.
 
     Rows whose target is ``ignore_index`` count nothing.
@@ -78,9 +76,7 @@ def summed_cross_entropy(
     return total
 
 
-def cross_entropy_by_row(
-    hidden: Tensor, head: Head, targets: Tensor, ignore_index: int
-) -> Tensor:
+def cross_entropy_by_row(hidden: Tensor, head: Head, targets: Tensor, ignore_index: int) -> Tensor:
     """The loss of each row (N,), fp32; 0 where the target is ``ignore_index``."""
 
     def losses(x: Tensor, weight: Tensor, bias: Tensor | None, part: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The optimizer's update of each parameter inside backward.
 
-As soon as the gradient of a parameter is whole, autograd calls a hook: the parameter is updated and
-its gradient let go.  So never more than a few gradients are there, instead of all.  A weight that is
-used in two places gets one gradient, the sum, and its hook is called once.
+As soon as the gradient of a parameter is whole, autograd calls a hook: the parameter is updated
+and its gradient let go.  So never more than a few gradients are there, instead of all.  A weight
+that is used in two places gets one gradient, the sum, and its hook is called once.
 
 Source: Lv et al. 2023, "Full Parameter Fine-tuning for Large Language Models with Limited
 Resources" (LOMO), https://arxiv.org/abs/2306.09782; the mechanism is
@@ -38,7 +38,7 @@ def update_in_backward(model: nn.Module, optimizer: torch.optim.Optimizer, recip
                 parameter.register_post_accumulate_grad_hook(_updating(part, number))
     # Bound to anything but the optimizer, which would then hold itself; a scheduler of PyTorch's
     # asks for a bound method.
-    optimizer.step = MethodType(_nothing, recipe)  # type: ignore[method-assign, assignment]
+    optimizer.step = MethodType(_nothing, recipe)  # type: ignore[method-assign]
 
 
 def _updating(part: torch.optim.Optimizer, number: int) -> Callable[[Tensor], None]:
@@ -54,7 +54,7 @@ def _updating(part: torch.optim.Optimizer, number: int) -> Callable[[Tensor], No
             return
         # By number: loading a state makes other groups.
         group = part.param_groups[number]
-        step_on(part, lambda: type(part).step(part), group, [parameter])  # type: ignore[arg-type]
+        step_on(part, lambda: type(part).step(part), group, [parameter])
         parameter.grad = None
 
     return update

@@ -43,7 +43,7 @@ def output_head(model: nn.Module) -> nn.Linear:
     """The linear layer that makes the logits.
 
     A Hugging Face model says which it is.  In others it is the layer that shares its weight with an
-    embedding, or that has the most outputs; of several the last.
+    embedding, else the last one outside of lists of blocks.
 
     Raises:
         BadInput: there is no linear layer.
@@ -52,15 +52,24 @@ def output_head(model: nn.Module) -> nn.Linear:
     if isinstance(named, nn.Linear):
         return named
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not linears:
-        raise BadInput(
-            f"{type(model).__name__} has no linear layer that could make logits, so its loss cannot "
-            "be computed in chunks: write --loss full"
-        )
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    tied = [linear for linear in linears if id(linear.weight) in tables]
-    most = max(linear.out_features for linear in linears)
-    return tied[-1] if tied else [m for m in linears if m.out_features == most][-1]
+    in_lists = {
+        id(inner)
+        for module in model.modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 1
+        for inner in module.modules()
+    }
+    for candidates in (
+        [linear for linear in linears if id(linear.weight) in tables],
+        [linear for linear in linears if id(linear) not in in_lists],
+        linears,
+    ):
+        if candidates:
+            return candidates[-1]
+    raise BadInput(
+        f"{type(model).__name__} has no linear layer that could make logits, so its loss cannot be "
+        "computed in chunks: write --loss full"
+    )
 
 
 def _pending(head: nn.Linear, hidden: Tensor) -> PendingLogits:

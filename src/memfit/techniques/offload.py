@@ -49,9 +49,7 @@ class ActivationOffload:
         self._limit = recipe.offloaded_activation_bytes
         self._device = device
         self._model = model
-        self._stream = (
-            torch.cuda.Stream() if device.type == "cuda" and self._limit != 0 else None
-        )
+        self._stream = torch.cuda.Stream() if device.type == "cuda" and self._limit != 0 else None
         self._buffers: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._moved: list[_Moved] = []
         self._in_flight: deque[_Moved] = deque()
@@ -95,6 +93,7 @@ class ActivationOffload:
             num_bytes = tensor.untyped_storage().nbytes()
             asked = self.moved_bytes + sum(m.num_bytes for m in self._in_flight) + num_bytes
             if self._limit is not None and asked > self._limit:
+                self._let_go(0)  # later tensors stay, so no copy need run beside the next one
                 return tensor
             moved = self._move(tensor, place, version)
         elif moved.host.dtype != tensor.dtype:
@@ -122,12 +121,16 @@ class ActivationOffload:
             self._copy(host, whole, moved)
         self._moved.append(moved)
         self._in_flight.append(moved)
-        if len(self._in_flight) > _IN_FLIGHT:
+        self._let_go(_IN_FLIGHT)
+        return moved
+
+    def _let_go(self, num_left: int) -> None:
+        """Takes the oldest in flight off the device, until ``num_left`` are."""
+        while len(self._in_flight) > num_left:
             oldest = self._in_flight.popleft()
             self._wait(oldest)
             oldest.on_device = None
             self.moved_bytes += oldest.num_bytes
-        return moved
 
     def _buffer(self, like: Tensor) -> Tensor:
         """A host buffer; pinned where copies run beside the work, and used again and again."""
@@ -156,9 +159,7 @@ class ActivationOffload:
     def _fetch(self, moved: _Moved) -> Tensor:
         if moved.on_device is None:
             with torch.no_grad():
-                whole = torch.empty(
-                    moved.host.numel(), dtype=moved.host.dtype, device=self._device
-                )
+                whole = torch.empty(moved.host.numel(), dtype=moved.host.dtype, device=self._device)
                 self._copy(whole, moved.host, moved)
             moved.on_device = whole
         return moved.on_device

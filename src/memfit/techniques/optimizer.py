@@ -1,13 +1,13 @@
 """Optimizers: which class, with which settings, in the form that takes the least memory.
 
-PyTorch has three forms of AdamW and SGD.  Measured on the CPU (torch 2.13), beside the state a step of
-AdamW takes 0 bytes a number when *fused*, which is one kernel that writes in place; 12 bytes a number
-of one parameter as a *loop*; and 4 bytes a number of all parameters as *foreach*, which is what
-PyTorch takes on CUDA unless asked otherwise.  (SGD with decay: 0, 4 of one, 4 of all.)  So it is fused
-wherever PyTorch has it, and the loop elsewhere.
+PyTorch has three forms of AdamW and SGD.  Measured on the CPU (torch 2.13), beside the state a
+step of AdamW takes 0 bytes a number when *fused*, which is one kernel that writes in place; 12
+bytes a number of one parameter as a *loop*; and 4 bytes a number of all parameters as *foreach*,
+which is what PyTorch takes on CUDA unless asked otherwise.  (SGD with decay: 0, 4 of one, 4 of
+all.)  So it is fused wherever PyTorch has it, and the loop elsewhere.
 
-State bytes a parameter in fp32: AdamW 8, SGD 4, Adafactor rows and columns only, AdamW in 8 bits 2.03
-and in 4 bits 1.06, Lion in 8 bits 1.02, Muon 4 and in 8 bits 1.03.
+State bytes a parameter in fp32: AdamW 8, SGD 4, Adafactor rows and columns only, AdamW in 8 bits
+2.03 and in 4 bits 1.06, Lion in 8 bits 1.02, Muon 4 and in 8 bits 1.03.
 """
 
 from __future__ import annotations
@@ -125,12 +125,14 @@ def _adafactor(groups: list[dict[str, Any]], rate: float, rounded: bool) -> torc
 
 def _adamw_8bit(groups: list[dict[str, Any]], rate: float, rounded: bool) -> torch.optim.Optimizer:
     kind = _rounded(_bitsandbytes("adamw-8bit").optim.AdamW8bit, rounded)
-    return kind(groups, lr=rate, betas=_ADAMW_BETAS)
+    made: torch.optim.Optimizer = kind(groups, lr=rate, betas=_ADAMW_BETAS)
+    return made
 
 
 def _lion_8bit(groups: list[dict[str, Any]], rate: float, rounded: bool) -> torch.optim.Optimizer:
     kind = _rounded(_bitsandbytes("lion-8bit").optim.Lion8bit, rounded)
-    return kind(groups, lr=rate, betas=_LION_BETAS)
+    made: torch.optim.Optimizer = kind(groups, lr=rate, betas=_LION_BETAS)
+    return made
 
 
 def _adamw_4bit(groups: list[dict[str, Any]], rate: float, rounded: bool) -> torch.optim.Optimizer:
@@ -162,4 +164,4 @@ def _bitsandbytes(optimizer: str) -> ModuleType:
             import bitsandbytes
     except ImportError as error:
         raise MissingExtra("bitsandbytes", "8bit", f"optimizer {optimizer}") from error
-    return bitsandbytes  # type: ignore[no-any-return]
+    return bitsandbytes

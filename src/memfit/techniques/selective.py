@@ -29,19 +29,22 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-_PRODUCT_NAMES = (
-    *("addbmm", "addmm", "addmv", "baddbmm", "bmm", "einsum", "matmul", "mm", "mv"),
-    *("__matmul__", "__rmatmul__", "_grouped_mm", "grouped_mm"),
-    *("linear", "bilinear", "scaled_dot_product_attention"),
+
+def _functions(*names: str) -> frozenset[Any]:
+    """The functions of these names, wherever Python finds them."""
+    places = (torch, Tensor, F)
+    return frozenset(getattr(at, name) for at in places for name in names if hasattr(at, name))
+
+
+CAST_BY_AUTOCAST = _functions(
+    *("addbmm", "addmm", "baddbmm", "bmm", "matmul", "mm", "__matmul__", "__rmatmul__"),
+    *("linear", "scaled_dot_product_attention"),
     *(f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)),
 )
+"""Products whose arguments autocast casts before anything else, on the CPU and on CUDA
+(aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP and autocast_mode.cpp)."""
 
-PRODUCTS = frozenset(
-    getattr(place, name)
-    for place in (torch, Tensor, F)
-    for name in _PRODUCT_NAMES
-    if hasattr(place, name)
-)
+PRODUCTS = CAST_BY_AUTOCAST | _functions("einsum", "_grouped_mm", "grouped_mm")
 """The functions whose results are kept, as Python calls them."""
 
 
@@ -210,13 +213,13 @@ class _Products(TorchFunctionMode):
         super().__init__()
         self._run = run
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in PRODUCTS or "out" in kwargs or _is_random(func, args, kwargs):
             return func(*args, **kwargs)
-        return self._run(func, *_cast((args, kwargs)))
+        if func in CAST_BY_AUTOCAST:
+            args, kwargs = _cast((args, kwargs))
+        return self._run(func, args, kwargs)
 
 
 def _tensors(args: Any, kwargs: Any) -> list[Tensor]:

@@ -43,7 +43,7 @@ _MADE_OF_OPS = {
     "bitsandbytes::optimizer_update_32bit",
     "bitsandbytes::optimizer_update_8bit_blockwise",
 }
-"""Ops whose kernel for the CPU is Python over other ops (bitsandbytes 0.50, backends/cpu/ops.py)."""
+"""Ops whose CPU kernel is Python over other ops (bitsandbytes 0.50, backends/cpu/ops.py)."""
 
 _NOT_OPS = {"prim", "profiler"}
 """Namespaces of questions and marks, which take no memory."""

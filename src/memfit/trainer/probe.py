@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from memfit.errors import OutOfMemory
 from memfit.job import Job
-from memfit.observer import Observer
+from memfit.observer import Observer, Unwatched
 from memfit.planner.finder import FoundBatch, largest_batch
 from memfit.profiler.capture import Capture
 from memfit.records.recipe import Recipe
@@ -43,13 +44,12 @@ def probe(
     Generators are left as they were found.
 
     Args:
-        batch: a micro-batch of ``recipe.batch_size`` samples, the longest there can be.
+        batch: of ``recipe.samples_per_step`` samples, of the greatest length there can be.
         budget_bytes: what the peak must stay in, less the margin.
 
     Raises:
         BadInput: the recipe cannot be applied to this job.
     """
-    # Two micro-batches at most: gradients are kept beside the second, and later ones repeat it.
     before = rng_state()
     where = torch.device(device)
     try:
@@ -86,9 +86,7 @@ def find_batch_size(
         num_micro = min(2, -(-samples_per_step // batch_size))
         tried = recipe.but(batch_size=batch_size, accumulate=num_micro)
         count = min(samples_per_step, batch_size * num_micro)
-        found = probe(
-            job, tried, longest_batch(count), budget_bytes=budget_bytes, device=device
-        )
+        found = probe(job, tried, longest_batch(count), budget_bytes=budget_bytes, device=device)
         return found.fits
 
     return largest_batch(fits, samples_per_step=samples_per_step, predicted=predicted)
@@ -97,7 +95,7 @@ def find_batch_size(
 def _peak(job: Job, recipe: Recipe, batch: Any, device: torch.device) -> int | None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        survived = _take(job, recipe, batch, device, Observer())
+        survived = _take(job, recipe, batch, device, Unwatched())
         return torch.cuda.max_memory_allocated(device) if survived else None
     capture = Capture()
     with capture:
@@ -109,7 +107,10 @@ def _peak(job: Job, recipe: Recipe, batch: Any, device: torch.device) -> int | N
 def _take(job: Job, recipe: Recipe, batch: Any, device: torch.device, observer: Observer) -> bool:
     """Whether two steps and an evaluation went through without the micro-batch being halved."""
     applied = run.build(job, recipe, observer, device=str(device))
-    for number in (1, 2):
-        run.take_step(applied, number, lambda: batch, observer)
-    run.evaluate(applied, [lambda: batch], observer)
+    try:
+        for number in (1, 2):
+            run.take_step(applied, number, lambda: batch, observer)
+        run.evaluate(applied, [lambda: batch], observer)
+    except OutOfMemory:
+        return False
     return applied.step.num_halvings == 0

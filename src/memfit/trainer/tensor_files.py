@@ -124,13 +124,12 @@ def read_optimizer(
             states.setdefault(parameter, {})[kind] = value.copy_(saved)
     for full_name, scalar in scalars.items():
         kind, _, name = full_name.partition(".")
-        value = scalar
         if isinstance(scalar, Mapping) and _SAME_AS in scalar:
             first_kind, _, first = scalar[_SAME_AS].partition(".")
-            value = states[parameters[first]][first_kind]
-        states.setdefault(parameters[name], {})[kind] = value
-    for parameter, state in states.items():
-        optimizer.state[parameter] = state
+            scalar = states[parameters[first]][first_kind]
+        states.setdefault(parameters[name], {})[kind] = scalar
+    for owner, state in states.items():
+        optimizer.state[owner] = state
 
 
 def _like(parameter: Tensor, saved: Tensor, device: torch.device | str) -> Tensor:

@@ -1,0 +1,57 @@
+"""docs/techniques.md and the how-to pages get what was measured, and nothing else changes."""
+
+from benchmarks.techniques.contenders import CHUNKED, GROUPS, MAIN, PLAIN
+from benchmarks.techniques.markdown import asked_for, page, sentence, table, with_measured
+from benchmarks.techniques.results import Result
+
+MiB = 1 << 20
+FOUND = [
+    Result(
+        contender=PLAIN,
+        tensor_peak_bytes=2000 * MiB,
+        predicted_peak_bytes=2000 * MiB,
+        tokens_per_cpu_second=700.0,
+    ),
+    Result(
+        contender=CHUNKED,
+        tensor_peak_bytes=1400 * MiB,
+        predicted_peak_bytes=1400 * MiB + 8,
+        tokens_per_cpu_second=686.0,
+    ),
+]
+PAGE = "# Loss\n\n<!-- measured: loss-chunked -->\n\nMore.\n<!-- measured: other -->\n"
+
+
+def test_a_sentence_goes_below_its_mark_and_marks_its_end() -> None:
+    assert asked_for(PAGE) == ["loss-chunked", "other"]
+    assert with_measured(PAGE, {"loss-chunked": "Half."}) == PAGE.replace(
+        "chunked -->\n", "chunked -->\nHalf.\n<!-- end measured -->\n"
+    )
+
+
+def test_a_second_time_replaces_the_first() -> None:
+    once = with_measured(PAGE, {"loss-chunked": "Half.", "other": "A."})
+    assert with_measured(once, {"loss-chunked": "A third.", "other": "A."}) == with_measured(
+        PAGE, {"loss-chunked": "A third.", "other": "A."}
+    )
+
+
+def test_the_sentence_has_the_row_beside_the_plain_one() -> None:
+    said = sentence(MAIN, FOUND[1], FOUND)
+    assert "1,400 MiB where memfit, nothing applied has 2,000, at 0.98 of its speed" in said
+
+
+def test_a_row_says_whether_the_prediction_was_exact() -> None:
+    lines = table(MAIN, FOUND)
+    assert "| memfit, nothing applied | 2,000 | exact |" in lines[2]
+    assert "| loss chunked | 1,400 | +8 bytes |" in lines[3]
+
+
+def test_a_failed_contender_says_why() -> None:
+    lines = table(MAIN, [Result(contender=CHUNKED, error="MemoryError")])
+    assert lines[2].startswith("| loss chunked | failed: MemoryError |")
+
+
+def test_the_page_has_every_group() -> None:
+    text = page({group.name: FOUND for group in GROUPS}, GROUPS)
+    assert [group.title for group in GROUPS if f"## {group.title}\n" not in text] == []

@@ -1,0 +1,73 @@
+"""Offload changes where tensors wait, and no value."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from small_jobs import JOBS, SEQ_LEN, run_of
+
+from memfit.profiler.capture import Capture
+from memfit.records.recipe import Recipe
+from memfit.techniques.apply import apply
+from memfit.tracing.step import trace
+
+
+def trained(recipe: Recipe, name: str = "gpt") -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    job = JOBS[name]()
+    model, _, step = apply(job, recipe)
+    for _ in range(3):
+        step(job.batch(recipe.samples_per_step, SEQ_LEN))
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("offload", ["activations", "activations:20KB", "optimizer"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("name", ["gpt", "gpt2"])
+def test_the_weights_are_those_of_the_plain_run_bit_for_bit(name, checkpointing, offload):
+    plain = Recipe(batch_size=2, accumulate=2, checkpointing=checkpointing)
+    pairs = zip(trained(plain, name), trained(plain.but(offload=offload), name), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("offload", ["activations", "optimizer"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-pure"])
+def test_the_predicted_curve_is_the_measured_one(precision, offload):
+    steps = run_of(JOBS["gpt"](), Recipe(batch_size=2, precision=precision, offload=offload))
+    steps(Capture())
+    capture = Capture()
+    with capture:
+        steps(capture)
+    assert trace(steps).deltas().tolist() == capture.timeline.deltas().tolist()
+
+
+def test_no_more_is_moved_than_asked_and_without_a_limit_more():
+    moved = []
+    for offload in ("activations:20KB", "activations"):
+        job = JOBS["gpt"]()
+        _, _, step = apply(job, Recipe(batch_size=2, offload=offload))
+        step(job.batch(2, SEQ_LEN))
+        moved.append(step._offload.moved_bytes)
+    assert 0 < moved[0] <= 20_480 < moved[1]
+
+
+def test_masters_of_bf16_parameters_are_saved_and_loaded():
+    recipe = Recipe(batch_size=2, precision="bf16-pure", offload="optimizer")
+    job = JOBS["gpt"]()
+    torch.manual_seed(0)
+    first, second = apply(job, recipe), apply(job, recipe)
+    first.step(job.batch(2, SEQ_LEN))
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(deepcopy(first.optimizer.state_dict()))
+    batch = job.batch(2, SEQ_LEN)
+    for applied in (first, second):
+        applied.step(batch)
+    for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert one.dtype == torch.bfloat16
+        assert torch.equal(one, other)
+        for kind in ("master", "exp_avg", "exp_avg_sq"):
+            kept = first.optimizer.state[one][kind]
+            assert kept.dtype == torch.float32
+            assert torch.equal(kept, second.optimizer.state[other][kind])

@@ -1,0 +1,73 @@
+"""A probe measures what a prediction cannot see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_runs import SEQ_LEN, tiny_gpt
+
+from memfit.planner.predict import predict
+from memfit.records.recipe import Recipe
+from memfit.trainer.probe import find_batch_size, probe
+from memfit.units import MiB
+
+JOB = tiny_gpt()
+RECIPE = Recipe(batch_size=2)
+
+
+BATCH = JOB.batch(2, SEQ_LEN)
+
+
+def tried(job, budget_bytes=1000 * MiB):
+    return probe(job, RECIPE, BATCH, budget_bytes=budget_bytes)
+
+
+def with_loss(before):
+    def loss(model, batch):
+        kept = before(model, batch)
+        found = JOB.loss(model, batch)
+        del kept
+        return found
+
+    return replace(JOB, loss=loss)
+
+
+def test_memory_that_no_prediction_has_seen_is_measured():
+    hidden = with_loss(lambda model, batch: torch.empty(32 * MiB, dtype=torch.uint8))
+    assert tried(hidden).peak_bytes > predict(JOB, RECIPE).peak.requested_bytes + 30 * MiB
+    assert not tried(hidden, 32 * MiB).fits
+    assert tried(JOB, 32 * MiB).fits
+
+
+def test_the_evaluation_is_measured_too():
+    larger = with_loss(lambda model, batch: None if model.training else torch.empty(16 * MiB))
+    assert tried(larger).peak_bytes > 64 * MiB
+
+
+def test_running_out_of_memory_is_an_answer_and_generators_are_as_before():
+    def runs_out(model, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    before = torch.get_rng_state()
+    assert tried(with_loss(runs_out)).peak_bytes is None
+    assert tried(JOB).fits
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("predicted", [1, 8])
+def test_the_batch_is_what_fits_for_real(predicted):
+    def runs_out(model, batch):
+        if batch.shape[0] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    found = find_batch_size(
+        with_loss(runs_out),
+        RECIPE,
+        longest_batch=lambda count: JOB.batch(count, SEQ_LEN),
+        samples_per_step=8,
+        budget_bytes=1000 * MiB,
+        predicted=predicted,
+    )
+    assert (found.batch_size, found.accumulate) == (3, 3)

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memfit.api import apply, train
     from memfit.errors import MemfitError
     from memfit.job import Job
     from memfit.models.huggingface import job_from_config
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from memfit.records.replay import Replay
     from memfit.records.runlog import RunLog
     from memfit.records.timeline import Timeline
-    from memfit.api import apply, train
 
 __version__ = "0.1.0"
 

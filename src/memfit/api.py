@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+
 from memfit.data.text import TextData
 from memfit.job import Job
 from memfit.planner.advice import advise

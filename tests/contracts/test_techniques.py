@@ -62,6 +62,7 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
 
 REFUSED = {
     ("fp16", "in-backward"): "fp16",
+    ("fp16", "offload-optimizer"): "fp16",
     ("accumulate", "in-backward"): "accumulation",
     ("in-backward", "offload-optimizer"): "offloaded",
     ("adamw-8bit", "offload-optimizer"): "adamw-8bit",

@@ -221,7 +221,7 @@ def test_nothing_is_left_when_backward_is_done():
         gc.enable()
     freed_of_before = sum(p.numel() * 4 for p in model.parameters())
     assert int(capture.timeline.curve()[-1]) <= freed_of_before
-    assert not [o for o in gc.get_objects() if type(o).__name__ == "_Region"]
+    assert not [o for o in gc.get_objects() if type(o).__name__ == "Region"]
 
 
 def test_backward_can_be_taken_twice_where_the_graph_is_kept():

@@ -65,9 +65,7 @@ Sequences = Annotated[str | None, typer.Option(help=recipe_help("sequences"))]
 SeqSchedule = Annotated[
     str | None, typer.Option(metavar="T:STEP,...,T", help=recipe_help("seq_schedule"))
 ]
-ClipNorm = Annotated[
-    str | None, typer.Option(metavar="NORM|none", help=recipe_help("clip_norm"))
-]
+ClipNorm = Annotated[str | None, typer.Option(metavar="NORM|none", help=recipe_help("clip_norm"))]
 SeqLen = Annotated[
     int | None, typer.Option(min=1, help="Tokens of a sample; the model's own if not given.")
 ]

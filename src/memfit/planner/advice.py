@@ -1,4 +1,4 @@
-"""What to change when a run is too large even at one sample: each change, with its predicted peak."""
+"""What to change when even one sample is too large: each change, with its predicted peak."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ _CHANGES = (
 """Changes of a recipe, one at a time and the two that change no result together."""
 
 
-def advise(
-    job: Job, recipe: Recipe, *, device: str = "cpu", seq_len: int | None = None
-) -> str:
+def advise(job: Job, recipe: Recipe, *, device: str = "cpu", seq_len: int | None = None) -> str:
     """A sentence with the changes that make the peak smaller, the smallest peak first.
 
     Args:

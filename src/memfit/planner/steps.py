@@ -13,6 +13,7 @@ from memfit.models.sequences import with_sequences
 from memfit.observer import Observer
 from memfit.records.recipe import Recipe
 from memfit.techniques import run
+from memfit.techniques.optimizer import import_library
 
 
 def steps_of(
@@ -24,8 +25,10 @@ def steps_of(
 
     Raises:
         BadInput: the job does not take the recipe's sequences.
+        MissingExtra: the optimizer's library is not installed.
     """
     job = with_sequences(job, recipe.sequences)
+    import_library(recipe)  # not in the middle of a trace, where a library sees a card
 
     def take(observer: Observer) -> int:
         applied = run.build(job, recipe, observer, device=device)

@@ -57,6 +57,12 @@ class Capture:
     def inputs(self, batch: Any) -> None:
         """A batch is built: a recording does not look inside."""
 
+    @property
+    def net_bytes(self) -> int:
+        """Bytes allocated less bytes freed, of blocks from before the recording too."""
+        events = self._listener.events
+        return sum(size for _, size, _ in events if abs(size) != MARK_BYTES)
+
     def _build(self) -> Timeline:
         events: list[int] = []
         spans: list[int] = []

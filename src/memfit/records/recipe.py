@@ -24,7 +24,7 @@ PRECISIONS = ("fp32", "bf16", "fp16", "bf16-pure")
 OPTIMIZERS = {
     "adamw": 6e-4,
     "sgd": 6e-4,
-    "adafactor": 6e-4,
+    "adafactor": 1e-2,
     "adamw-8bit": 6e-4,
     "adamw-4bit": 6e-4,
     "lion-8bit": 1e-4,
@@ -32,7 +32,8 @@ OPTIMIZERS = {
     "muon-8bit": 2e-2,
 }
 """Name -> the peak learning rate where none is asked for.  Lion wants 3 to 10 times less than AdamW
-(Chen et al. 2023, section 5); Muon's is nanochat's for matrices."""
+(Chen et al. 2023, section 5); Adafactor's is relative to a parameter's size (Shazeer & Stern 2018,
+section 8); Muon's is nanochat's for matrices."""
 
 QUANTISED = ("adamw-8bit", "adamw-4bit", "lion-8bit", "muon-8bit")
 """Optimizers whose state is kept in fewer bits."""
@@ -188,6 +189,11 @@ class Recipe:
             ):
                 if is_there:
                     raise BadInput(f"optimizer_in_backward does not go with {name}: {why}")
+        if self.offloads_optimizer and self.precision == "fp16":
+            raise BadInput(
+                "offload optimizer does not go with fp16: the gradient scaler looks for gradients "
+                "beside the parameters, and they are on the host; write precision bf16"
+            )
         if self.offloads_optimizer and self.optimizer in QUANTISED:
             raise BadInput(
                 f"offload optimizer does not go with {self.optimizer}: its kernels keep the state "

@@ -57,6 +57,11 @@ def on_device(batch: Any, device: torch.device, floating: torch.dtype | None = N
         dtype = floating if leaf.is_floating_point() else None
         return leaf.to(device, dtype=dtype, non_blocking=True)
 
+    if isinstance(batch, dict) and "num_targets" in batch:
+        # It is read on the host: from the device, each micro-batch would wait for it.
+        others = {name: leaf for name, leaf in batch.items() if name != "num_targets"}
+        moved_others: dict[str, Any] = pytree.tree_map_only(torch.Tensor, moved, others)
+        return {**moved_others, "num_targets": batch["num_targets"]}
     return pytree.tree_map_only(torch.Tensor, moved, batch)
 
 

@@ -16,7 +16,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -158,13 +158,15 @@ def _do_without_cache(model: nn.Module) -> None:
 
 
 def _checkpointed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return _run(block, args, kwargs, lambda: (nullcontext(), _statistics_kept(block)))
+    return _run(
+        block, args, kwargs, lambda: (nullcontext(), _Again(lambda: [_statistics_kept(block)]))
+    )
 
 
 def _selective(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        first, second = selective.contexts(block, args, kwargs)
-        return first, _both(_statistics_kept(block), second)
+    def contexts() -> tuple[AbstractContextManager[None], _Again]:
+        region = selective.Region(block, (args, kwargs))
+        return region.first_run(), _Again(lambda: [_statistics_kept(block), region.second_run()])
 
     return _run(block, args, kwargs, contexts)
 
@@ -179,12 +181,20 @@ def _run(
         return checkpoint(forward, block, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
-@contextmanager
-def _both(
-    first: AbstractContextManager[None], second: AbstractContextManager[None]
-) -> Iterator[None]:
-    with first, second:
-        yield
+class _Again:
+    """Contexts that can be entered more than once: as often as backward asks for a graph."""
+
+    def __init__(self, make: Callable[[], list[AbstractContextManager[None]]]) -> None:
+        self._make = make
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for context in self._make():
+                stack.enter_context(context)
+            self._entered = stack.pop_all()
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        return self._entered.__exit__(*exception)
 
 
 @contextmanager

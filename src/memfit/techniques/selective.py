@@ -7,7 +7,7 @@ out.  When backward asks for the first that was left out, the block runs again: 
 its kept result and is not computed, the rest is, and the run ends with the last tensor needed.
 
 ``torch.utils.checkpoint`` does the running again (its generators, autocast and early stop are
-used); :func:`contexts` gives the two contexts that it takes.  PyTorch's own selective policy
+used); a :class:`Region` gives the two contexts that it takes.  PyTorch's own selective policy
 (``create_selective_checkpoint_contexts``) sees ops in a dispatch mode, which makes C++ leave its
 in-place paths.  Here products are seen a floor higher, where Python calls them
 (``TorchFunctionMode``), so the ops that do run are those of a plain run, bit for bit.
@@ -46,14 +46,6 @@ CAST_BY_AUTOCAST = _functions(
 
 PRODUCTS = CAST_BY_AUTOCAST | _functions("einsum", "_grouped_mm", "grouped_mm")
 """The functions whose results are kept, as Python calls them."""
-
-
-def contexts(
-    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of a forward pass through ``block`` and of its recomputation."""
-    region = _Region(block, (args, kwargs))
-    return region.first_run(), region.second_run()
 
 
 class _Kept:
@@ -109,8 +101,8 @@ class _Product:
     requires_grad: bool = False
 
 
-class _Region:
-    """One pass through a block."""
+class Region:
+    """One pass through a block, and its recomputation."""
 
     def __init__(self, block: nn.Module, inputs: Any) -> None:
         self._block = block

@@ -102,7 +102,7 @@ class Step:
         self._optimizer = optimizer
         self._trained = [p for group in optimizer.param_groups for p in group["params"]]
         self._device = next(model.parameters()).device
-        self._offload = ActivationOffload(recipe, self._device)
+        self._offload = ActivationOffload(recipe, self._device, model)
         self._update = Update(optimizer)
         self._in_backward = recipe.optimizer_in_backward
         self.scaler = gradient_scaler(recipe, self._device.type)
@@ -183,7 +183,7 @@ class Step:
         return max(1, -(-asked >> self.num_halvings))
 
     def shrink(self) -> None:
-        """Halves the micro-batch from here on; for a step that fits only by the skin of its teeth."""
+        """Halves the micro-batch from here on: the step fits, but only just."""
         self.num_halvings += 1
 
     def state(self) -> dict[str, Any]:

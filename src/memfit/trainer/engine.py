@@ -38,6 +38,7 @@ from memfit.trainer.options import TrainOptions
 from memfit.trainer.schedule import set_rates
 from memfit.trainer.state_file import RunIdentity
 
+
 def train(
     job: Job,
     plan: Plan | Recipe,
@@ -199,7 +200,7 @@ class _Session:
                 return
 
     def _tend_cache(self, applied: Applied, step: int) -> None:
-        """Empties the cache, or halves the micro-batch, where the allocator's numbers ask for it."""
+        """Empties the cache, or halves the micro-batch, where the numbers ask for it."""
         if self.device.type != "cuda":
             return
         numbers = cache.read_cuda(self.device)

@@ -20,6 +20,9 @@ from memfit.errors import BadInput
 from memfit.records.files import write_text
 from memfit.records.runlog import Note, RunLog, StepRecord, note_line, step_line
 
+CHAT_TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
+"""What may lie beside a tokenizer and say how a conversation is written."""
+
 
 class RunFolder:
     """The paths of a run.  Nothing is written before ``prepare``."""
@@ -65,6 +68,10 @@ class RunFolder:
         except OSError as error:
             raise BadInput(f"cannot write to {self.path}: {error.strerror or error}") from error
         write_text(self.tokenizer, text, force=True)
+        for name in CHAT_TEMPLATES:
+            if (tokenizer.parent / name).is_file() and tokenizer.parent != self.path:
+                beside = (tokenizer.parent / name).read_text(encoding="utf-8")
+                write_text(self.path / name, beside, force=True)
         log.save(self.log, force=True)
 
     def append(self, record: StepRecord | Note) -> None:

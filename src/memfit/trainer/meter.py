@@ -59,7 +59,7 @@ class Meter:
         curve = capture.timeline.curve()
         start = self._carried_bytes
         self.peak_bytes = start + int(curve.max(initial=0))
-        self._carried_bytes += int(curve[-1]) if len(curve) else 0
+        self._carried_bytes += capture.net_bytes
         self.live_bytes = self._carried_bytes
 
     def resident_bytes(self) -> int:

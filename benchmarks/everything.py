@@ -18,14 +18,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from memfit.data.feed import open_feed
 from memfit.data.text import TextData, load
-from memfit.job import Job, Loss
+from memfit.job import Job
 from memfit.models.presets import preset
 from memfit.records.recipe import Recipe
 from memfit.records.runlog import RunLog
@@ -33,6 +33,9 @@ from memfit.techniques.accumulation import micro_batches
 from memfit.trainer.engine import train
 from memfit.trainer.options import TrainOptions
 from memfit.units import MiB
+
+if TYPE_CHECKING:
+    from memfit.job import Loss
 
 SEQ_LEN = 256
 TOKENS_PER_STEP = 2_048

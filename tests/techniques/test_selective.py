@@ -1,7 +1,6 @@
 """Selective checkpointing keeps products, runs the rest again, and lets go in time."""
 
 import gc
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from small_jobs import JOBS, OTHER_JOBS, run_of
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from memfit.profiler.capture import Capture
 from memfit.records.recipe import Recipe
@@ -46,8 +44,8 @@ class InPlace(Base):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = self.widen(self.norm(x))
-        wide.relu_()
         wide.mul_(3)
+        wide.relu_()
         narrow = self.narrow(wide * 2)
         narrow += x
         return narrow.tanh()
@@ -133,21 +131,9 @@ def test_every_bit_is_that_of_the_plain_run(name, autocast):
     torch.testing.assert_close(selective, plain, rtol=0, atol=0)
 
 
-class Calls(TorchFunctionMode):
-    """Counts what Python calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[func.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("name", ["gpt", "gpt2", "llama", "bert", "vit"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "vit", "qwen3"])  # without dropout
 def test_no_product_runs_twice_and_everything_cheap_does(name):
-    job = JOBS[name]()
+    job = {**JOBS, **OTHER_JOBS}[name]()
 
     def products(checkpointing: str) -> dict[str, int]:
         torch.manual_seed(0)

@@ -19,7 +19,7 @@ from memfit.planner import answer, uncertainty
 from memfit.planner.lengths import LengthRange, simulate_lengths
 from memfit.planner.rig import Rig, rig_of
 from memfit.planner.simulate import Simulated, attempts, simulate
-from memfit.planner.steps import steps_of
+from memfit.planner.steps import lengths_of, steps_of
 from memfit.records.prediction import Attempt, Lengths, Peak, Prediction, Simulation
 from memfit.records.recipe import Recipe
 
@@ -49,7 +49,7 @@ def predict_job(
     )
     lengths = _length_range(job, seq_len)
     longest = lengths.longest if lengths else job.check_seq_len(_whole(seq_len))
-    traced = _trace(rig, job, recipe, [longest] * (num_steps or NUM_STEPS))
+    traced = _trace(rig, job, recipe, lengths_of(recipe, longest, num_steps or NUM_STEPS))
     simulated, varying = simulate(traced.timeline, rig), None
     if lengths is not None:
         steps = _trace(rig, job, recipe, lengths.to_trace())

@@ -13,7 +13,7 @@ from memfit.devices.detect import machine
 from memfit.errors import BadInput
 from memfit.job import Job
 from memfit.planner import answer
-from memfit.planner.steps import steps_of
+from memfit.planner.steps import lengths_of, steps_of
 from memfit.records.plan import Plan
 from memfit.records.prediction import Peak, Prediction
 from memfit.records.recipe import Recipe
@@ -112,7 +112,7 @@ def _predict_on_cpu(
     started = time.perf_counter()
     device = machine()
     length = job.check_seq_len(seq_len)
-    take_steps = steps_of(job, recipe, [length] * (num_steps or NUM_STEPS), "cpu")
+    take_steps = steps_of(job, recipe, lengths_of(recipe, length, num_steps or NUM_STEPS), "cpu")
     parameters: list[int] = []
     timeline = trace(lambda observer: parameters.append(take_steps(observer)), on_progress)
     replay = replay_on_cpu(timeline)

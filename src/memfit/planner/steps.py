@@ -33,9 +33,25 @@ def steps_of(
     def take(observer: Observer) -> int:
         applied = run.build(job, recipe, observer, device=device)
         for number, length in enumerate(lengths, start=1):
-            make_batch = partial(job.batch, recipe.samples_per_step, length)
-            run.take_step(applied, number, make_batch, observer)
+            # Shorter sequences of a stage are more: the tokens of a step stay the same.
+            longest = recipe.stages.longest if recipe.stages else length
+            samples = recipe.samples_per_step * longest // length
+            make_batch = partial(job.batch, samples, length)
+            batch_size = recipe.batch_size * longest // length
+            run.take_step(applied, number, make_batch, observer, batch_size)
         run.evaluate(applied, [partial(job.batch, recipe.batch_size, lengths[-1])], observer)
         return sum(p.numel() for p in applied.model.parameters())
 
     return take
+
+
+def lengths_of(recipe: Recipe, length: int, num_steps: int) -> list[int]:
+    """The sequence length of each step to trace: ``num_steps`` of the last stage.
+
+    A stage before it has a step of its own, as it may need some bytes more; the first has two, as
+    in the first step of all there is no optimizer state yet.
+    """
+    if recipe.stages is None:
+        return [length] * num_steps
+    *before, last = recipe.stages.lengths
+    return [*before[:1], *before, *[last] * num_steps]

@@ -19,7 +19,7 @@ section 5; torch/utils/checkpoint.py of PyTorch 2.13 for the order of its hooks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 

@@ -136,8 +136,10 @@ def train(
     from memfit.models.target import resolve
     from memfit.planner.budget import fit_to_budget
     from memfit.reports.terminal import print_plan
+    from memfit.trainer.resident import give_freed_tensors_back
 
     choices.collect_garbage_again()
+    give_freed_tensors_back()  # the process is ours, and no large tensor is there yet
     console = choices.stderr()
     job = resolve(target, vocab_size=vocab_size)
     if job.vocab_size is None:

@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --quiet --no-compile --constrain
 # are (which this variable would forbid if it were set), not all beforehand, which takes a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-torch check format benchmarks accuracy clean
+.PHONY: help demo test test-torch check format benchmarks accuracy techniques everything clean
 .NOTPARALLEL:
 
 help:
@@ -23,6 +23,9 @@ help:
 	@echo "make format      format the code"
 	@echo "make benchmarks  print what the benchmarks measure"
 	@echo "make accuracy    predict what others measured, and write docs/accuracy.md: minutes"
+	@echo "make techniques  measure every technique beside Hugging Face's Trainer, and write"
+	@echo "                 docs/techniques.md: a quarter of an hour"
+	@echo "make everything  train with every technique at once, beside the plain run: minutes"
 	@echo "make test-torch TORCH=2.14.1"
 	@echo "                 run the tests of the virtual GPU with another torch"
 	@echo "make clean       remove what make has made, the demo's run included"
@@ -62,6 +65,12 @@ benchmarks: $(VENV)/.test
 # Installs an older transformers into build/, for the rows that were measured with it.
 accuracy: $(VENV)/.test
 	$(BIN)/python -m benchmarks.accuracy
+
+techniques: $(VENV)/.test
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.techniques
+
+everything: $(VENV)/.test
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.everything
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

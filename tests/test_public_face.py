@@ -20,6 +20,7 @@ PUBLIC = [
     "Timeline",
     "__version__",
     "apply",
+    "find_batch_size",
     "job_from_config",
     "predict",
     "preset",

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memfit.api import apply, train
+    from memfit.api import apply, find_batch_size, train
     from memfit.errors import MemfitError
     from memfit.job import Job
     from memfit.models.huggingface import job_from_config
@@ -38,6 +38,7 @@ __all__ = [
     "Timeline",
     "__version__",
     "apply",
+    "find_batch_size",
     "job_from_config",
     "predict",
     "preset",
@@ -55,6 +56,7 @@ _HOMES = {
     "RunLog": "memfit.records.runlog",
     "Timeline": "memfit.records.timeline",
     "apply": "memfit.api",
+    "find_batch_size": "memfit.api",
     "job_from_config": "memfit.models.huggingface",
     "predict": "memfit.planner.predict",
     "preset": "memfit.models.presets",

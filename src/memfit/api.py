@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from memfit.data.text import TextData
 from memfit.job import Job
 from memfit.planner.advice import advise
+from memfit.planner.finder import FoundBatch, largest_batch
 from memfit.records.plan import Plan
 from memfit.records.recipe import Recipe
 from memfit.records.runlog import RunLog, StepRecord
@@ -21,6 +23,7 @@ from memfit.techniques import apply as techniques
 from memfit.techniques.apply import Applied
 from memfit.trainer import engine
 from memfit.trainer.options import TrainOptions
+from memfit.trainer.probe import probe
 
 
 def apply(
@@ -95,6 +98,47 @@ def train(
         on_step=on_step,
         on_note=on_note,
         advise=lambda: advise(job, recipe, device=device, seq_len=length),
+    )
+
+
+def find_batch_size(
+    job: Job,
+    recipe: Recipe,
+    *,
+    longest_batch: Callable[[int], Any],
+    samples_per_step: int,
+    budget_bytes: int,
+    device: str = "cpu",
+    seq_len: int | None = None,
+) -> FoundBatch:
+    """The largest micro-batch that fits on the real device, and the accumulation that goes with it.
+
+    Each size is tried for real: the model is built, and two steps and an evaluation are taken.
+
+    Args:
+        recipe: its batch size is where the search begins; what a prediction says is seldom far off.
+        longest_batch: number of samples -> a batch of that many, of the greatest length.
+        samples_per_step: stays the same, whatever the micro-batch.
+        budget_bytes: what the peak must stay in, less 2 %.
+        device: where it is tried: ``cpu`` or ``cuda``.
+        seq_len: tokens of a sample, which a budget in the recipe is settled for.
+
+    Raises:
+        BadInput: not even one sample fits, or the recipe cannot be applied to this job.
+        DoesNotFit: no way to apply the recipe reaches its budget.
+    """
+    settled = _settled(job, recipe, device, _length(job, recipe, seq_len))
+
+    def fits(batch_size: int) -> bool:
+        num_micro = min(2, -(-samples_per_step // batch_size))
+        if settled.optimizer_in_backward:
+            num_micro = 1
+        tried = settled.but(batch_size=batch_size, accumulate=num_micro)
+        batch = longest_batch(min(samples_per_step, batch_size * num_micro))
+        return probe(job, tried, batch, budget_bytes=budget_bytes, device=device).fits
+
+    return largest_batch(
+        fits, samples_per_step=samples_per_step, predicted=min(recipe.batch_size, samples_per_step)
     )
 
 

@@ -11,6 +11,7 @@ from small_jobs import JOBS, SEQ_LEN, run_of
 from memfit.profiler.capture import Capture
 from memfit.records.recipe import Recipe
 from memfit.techniques.apply import apply
+from memfit.techniques.offload import ActivationOffload
 from memfit.tracing.step import trace
 
 
@@ -71,3 +72,24 @@ def test_masters_of_bf16_parameters_are_saved_and_loaded():
             kept = first.optimizer.state[one][kind]
             assert kept.dtype == torch.float32
             assert torch.equal(kept, second.optimizer.state[other][kind])
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+@pytest.mark.parametrize("optimizer", ["sgd", "muon", "adafactor"])
+def test_each_optimizer_on_the_host_updates_as_the_plain_one(optimizer, clip_norm):
+    plain = Recipe(batch_size=2, accumulate=2, optimizer=optimizer, clip_norm=clip_norm)
+    pairs = zip(trained(plain), trained(plain.but(offload="optimizer")), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_weights_and_their_views_and_buffers_are_never_moved():
+    model = torch.nn.Linear(64, 64)
+    model.register_buffer("table", torch.ones(64, 64))
+    recipe = Recipe(offload="activations")
+    offload = ActivationOffload(recipe, torch.device("cpu"), model)
+    with offload.forward():
+        kept = [model.weight, model.weight.t(), model.weight.detach()[1:], model.table.t()]
+        assert all(offload._pack(tensor) is tensor for tensor in kept)
+        assert offload._pack(torch.ones(64, 64)) is not None
+        assert len(offload._moved) == 1
+    offload.step_ends()

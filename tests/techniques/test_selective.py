@@ -241,7 +241,9 @@ def test_a_kept_tensor_that_is_written_to_later_is_an_error_as_in_a_plain_run():
         y.sum().backward()
 
 
-@pytest.mark.parametrize("func", sorted(CAST_BY_AUTOCAST, key=str), ids=str)
+@pytest.mark.parametrize(
+    "func", sorted(CAST_BY_AUTOCAST, key=lambda f: f.__name__), ids=lambda f: f.__name__
+)
 def test_the_products_that_are_cast_early_are_those_that_autocast_casts(func):
     square = torch.randn(1, 4, 4)
     arguments: dict[str, tuple[Tensor, ...]] = {

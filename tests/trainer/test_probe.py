@@ -8,9 +8,10 @@ import pytest
 import torch
 from tiny_runs import SEQ_LEN, tiny_gpt
 
+from memfit.api import find_batch_size
 from memfit.planner.predict import predict
 from memfit.records.recipe import Recipe
-from memfit.trainer.probe import find_batch_size, probe
+from memfit.trainer.probe import probe
 from memfit.units import MiB
 
 JOB = tiny_gpt()
@@ -64,10 +65,9 @@ def test_the_batch_is_what_fits_for_real(predicted):
 
     found = find_batch_size(
         with_loss(runs_out),
-        RECIPE,
+        RECIPE.but(batch_size=predicted),
         longest_batch=lambda count: JOB.batch(count, SEQ_LEN),
         samples_per_step=8,
         budget_bytes=1000 * MiB,
-        predicted=predicted,
     )
     assert (found.batch_size, found.accumulate) == (3, 3)

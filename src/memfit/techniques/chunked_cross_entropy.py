@@ -1,12 +1,13 @@
 """Cross-entropy of a linear head, a few rows at a time: the logits are never held.
 
 The logits of all rows, their softmax and its gradient are the largest tensors of many a run: three
-times N * V numbers.  Here a chunk of rows goes all the way to its gradient in one pass, in place, so
-what is held is one chunk, the gradient of the hidden states and that of the head's weight, which
+times N * V numbers.  Here a chunk of rows goes all the way to its gradient in one pass, in place.
+What is held is one chunk, the gradient of the hidden states and that of the head's weight, which
 backward would make in any case.  Nothing is computed twice.
 
 The gradient of a sum of losses is known in forward up to one factor, which backward brings.  Where
-each row has a factor of its own (losses by row, a z-loss) chunks are checkpointed instead.
+each row has a factor of its own (losses by row, a z-loss) chunks are checkpointed instead.  So they
+are in fp16, where a gradient that is not scaled yet would vanish.
 
 Sources: Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models" (the problem);
 Hsu et al. 2024, "Liger Kernel", section 3.2 (gradients in forward, by chunks).
@@ -20,9 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from memfit.errors import BadInput
 
 _CHUNK_ELEMENTS = 1 << 24
 """Logits of a chunk: 64 MiB in fp32.  Products of fewer rows keep no device busy."""
@@ -60,11 +62,14 @@ def rows_of_a_chunk(num_rows: int, vocab_size: int) -> int:
 
 
 def summed_cross_entropy(hidden: Tensor, head: Head, targets: Tensor, ignore_index: int) -> Tensor:
-    """The sum of the losses of hidden states (N, C) against targets (N,), fp32, a scalar.
+    """The sum of the losses of hidden states (N, C) against targets (N,), a scalar.
 
-    Rows whose target is ``ignore_index`` count nothing.
+    In fp32, or in float64 where the product is.  Rows whose target is ``ignore_index`` count
+    nothing.  It can go through backward once.
     """
-    total: Tensor = _Summed.apply(
+    if head.dtype == torch.float16 and torch.is_grad_enabled():
+        return cross_entropy_by_row(hidden, head, targets, ignore_index).sum()
+    total: Tensor = _Summed.apply(  # type: ignore[no-untyped-call]
         hidden,
         head.weight,
         head.bias,
@@ -76,12 +81,24 @@ def summed_cross_entropy(hidden: Tensor, head: Head, targets: Tensor, ignore_ind
     return total
 
 
-def cross_entropy_by_row(hidden: Tensor, head: Head, targets: Tensor, ignore_index: int) -> Tensor:
+def cross_entropy_by_row(
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    ignore_index: int,
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """The loss of each row (N,), fp32; 0 where the target is ``ignore_index``."""
 
     def losses(x: Tensor, weight: Tensor, bias: Tensor | None, part: Tensor) -> Tensor:
         logits = _logits(x, head._replace(weight=weight, bias=bias))
-        return F.cross_entropy(logits, part, ignore_index=ignore_index, reduction="none")
+        return F.cross_entropy(
+            logits,
+            part,
+            ignore_index=ignore_index,
+            reduction="none",
+            label_smoothing=label_smoothing,
+        )
 
     return _checkpointed(losses, hidden, head, targets)
 
@@ -109,10 +126,15 @@ def _logits(x: Tensor, head: Head) -> Tensor:
     """(R, V), fp32, of hidden states (R, C), as autograd sees them."""
     with torch.autocast(x.device.type, enabled=False):
         bias = None if head.bias is None else head.bias.to(head.dtype)
-        z = F.linear(x.to(head.dtype), head.weight.to(head.dtype), bias).float()
+        z = _wide(F.linear(x.to(head.dtype), head.weight.to(head.dtype), bias))
         if head.cap is None:
             return z if head.scale == 1 else z * head.scale
         return head.cap * torch.tanh(z * head.scale)
+
+
+def _wide(z: Tensor) -> Tensor:
+    """In fp32 at least; itself where it is."""
+    return z.to(torch.promote_types(z.dtype, torch.float32))
 
 
 class _Summed(torch.autograd.Function):
@@ -136,10 +158,12 @@ class _Summed(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             narrow = weight.to(head.dtype)  # (V, C), the weight itself where it is of that dtype
             narrow_bias = None if bias is None else bias.to(head.dtype)
-            total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+            wide = torch.promote_types(head.dtype, torch.float32)
+            total = torch.zeros((), dtype=wide, device=hidden.device)
             d_hidden = torch.empty_like(hidden) if wants_hidden else None
-            d_weight = torch.zeros_like(weight) if wants_weight else None
-            d_bias = torch.zeros_like(bias) if bias is not None and wants_bias else None
+            # Chunks add up in fp32: of many bf16 sums the last ones would be lost.
+            d_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
+            d_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and wants_bias else None
             rows = rows_of_a_chunk(len(hidden), len(weight))
             for start in range(0, len(hidden), rows):
                 x = hidden[start : start + rows].to(head.dtype)  # (R, C)
@@ -162,14 +186,26 @@ class _Summed(torch.autograd.Function):
                 else:
                     d_weight += d_z.t() @ x
                 del d_z
+            if d_weight is not None:
+                d_weight = d_weight.to(weight.dtype)
+            if bias is not None and d_bias is not None:
+                d_bias = d_bias.to(bias.dtype)
         ctx.gradients = (d_hidden, d_weight, d_bias)
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.gradients
-        del ctx.gradients
+        if torch.is_grad_enabled():
+            raise BadInput(
+                "the chunked loss has no second derivative, which create_graph=True asks for: "
+                "write --loss full"
+            )
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise BadInput(
+                "the chunked loss goes through backward a second time, and its gradients are gone: "
+                "add up what needs it and call backward once, or write --loss full"
+            )
         for gradient in gradients:
             if gradient is not None:
                 gradient.mul_(factor)
@@ -182,7 +218,7 @@ def _with_gradient(
     """The sum of the losses of a chunk, and its gradient by ``z`` (R, V), fp32, made in place."""
     valid = (targets != ignore_index).unsqueeze(1)  # (R, 1)
     columns = targets.unsqueeze(1).masked_fill(~valid, 0)  # (R, 1)
-    x = z.float()  # z itself in fp32
+    x = _wide(z)
     if head.scale != 1:
         x = x.mul_(head.scale)
     curved = None

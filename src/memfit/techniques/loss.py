@@ -9,6 +9,7 @@ by name: computed quietly in full it would take what was to be saved.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -72,10 +73,35 @@ def output_head(model: nn.Module) -> nn.Linear:
     )
 
 
-def _pending(head: nn.Linear, hidden: Tensor) -> PendingLogits:
-    kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    return PendingLogits(hidden, Head(head.weight, head.bias, dtype), dtype)
+def _pending(self: nn.Linear, input: Tensor) -> PendingLogits:  # noqa: A002  # nn.Linear's name
+    kind = input.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+    return PendingLogits(input, Head(self.weight, self.bias, dtype), dtype)
+
+
+def _or_whole(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Where nothing is trained, what a method refuses is done with the logits themselves."""
+
+    @functools.wraps(method)
+    def done(self: PendingLogits, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except BadInput:
+            if torch.is_grad_enabled():
+                raise
+            return getattr(self.whole(), method.__name__)(*args, **kwargs)
+
+    return done
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    """An operator that cannot be put off."""
+
+    def operate(self: PendingLogits, *others: Any) -> Any:
+        raise _refused(f"calculates with them, or walks over them ({name})")
+
+    operate.__name__ = name
+    return _or_whole(operate)
 
 
 class PendingLogits:
@@ -93,7 +119,7 @@ class PendingLogits:
             hidden.requires_grad or head.weight.requires_grad
         )
 
-    # ------------------------------------------------------------------ what a tensor says of itself
+    # ------------------------------------------------------------------ what a tensor says
 
     @property
     def shape(self) -> torch.Size:
@@ -119,9 +145,14 @@ class PendingLogits:
 
     # ------------------------------------------------------------------ casts and scaling
 
+    @_or_whole
     def to(self, *args: Any, **kwargs: Any) -> PendingLogits:
         """A cast.  The product stays in its own dtype, and the loss is computed in fp32."""
-        dtype = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)), None)
+        given = (*args, *kwargs.values())
+        places = [torch.device(a) for a in given if isinstance(a, (str, torch.device))]
+        if any(place.type != self.device.type for place in places):
+            raise _refused("moves them to another device")
+        dtype = next((a for a in given if isinstance(a, torch.dtype)), None)
         return PendingLogits(self._hidden, self._head, dtype or self.dtype)
 
     def float(self) -> PendingLogits:
@@ -132,6 +163,7 @@ class PendingLogits:
         """Itself: there is nothing to lay out."""
         return self
 
+    @_or_whole
     def __mul__(self, factor: Any) -> PendingLogits:
         if not isinstance(factor, (int, float)):
             raise _refused("multiplies them by a tensor")
@@ -144,11 +176,13 @@ class PendingLogits:
 
     __rmul__ = __mul__
 
+    @_or_whole
     def __truediv__(self, divisor: Any) -> PendingLogits:
         if not isinstance(divisor, (int, float)):
             raise _refused("divides them by a tensor")
         return self * (1 / divisor)
 
+    @_or_whole
     def tanh(self) -> PendingLogits:
         """A soft cap."""
         if self._head.cap is not None:
@@ -160,12 +194,14 @@ class PendingLogits:
     def _viewed(self, hidden: Tensor) -> PendingLogits:
         return PendingLogits(hidden, self._head, self.dtype)
 
+    @_or_whole
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> PendingLogits:
         """Joins dims before the last."""
         if end_dim % self.dim() == self.dim() - 1:
             raise _refused("flattens the vocabulary into the rows")
         return self._viewed(self._hidden.flatten(start_dim, end_dim))
 
+    @_or_whole
     def view(self, *shape: Any) -> PendingLogits:
         """Another shape before the last dim."""
         sizes = list(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else list(shape)
@@ -175,6 +211,7 @@ class PendingLogits:
 
     reshape = view
 
+    @_or_whole
     def __getitem__(self, index: Any) -> PendingLogits:
         places = index if isinstance(index, tuple) else (index,)
         is_whole = len(places) < self.dim() or places[-1] == slice(None)
@@ -188,6 +225,7 @@ class PendingLogits:
 
     # ------------------------------------------------------------------ losses
 
+    @_or_whole
     def logsumexp(self, dim: int, keepdim: bool = False) -> Tensor:
         """(...,): the normaliser of each row, of which a z-loss is made."""
         if dim % self.dim() != self.dim() - 1:
@@ -201,15 +239,42 @@ class PendingLogits:
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func is F.cross_entropy:
-            return _cross_entropy(*args, **(kwargs or {}))
+            try:
+                return _cross_entropy(*args, **(kwargs or {}))
+            except BadInput:
+                if torch.is_grad_enabled():
+                    raise
         if func in (torch.tanh, torch.logsumexp) and isinstance(args[0], PendingLogits):
             return getattr(args[0], func.__name__)(*args[1:], **(kwargs or {}))
-        raise _refused(f"calls {getattr(func, '__name__', func)}")
+        if torch.is_grad_enabled():
+            raise _refused(f"calls {getattr(func, '__name__', func)}")
+        return func(*(_whole(a) for a in args), **{k: _whole(a) for k, a in (kwargs or {}).items()})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise _refused(f"asks them for {name}")
+        if torch.is_grad_enabled():
+            raise _NotThere(_words(f"asks them for {name}"))
+        return getattr(self.whole(), name)
+
+    def whole(self) -> Tensor:
+        """The logits themselves, (..., V): where nothing is trained there is nothing to save."""
+        head = self._head
+        with torch.autocast(self.device.type, enabled=False):
+            bias = None if head.bias is None else head.bias.to(head.dtype)
+            z = F.linear(self._hidden.to(head.dtype), head.weight.to(head.dtype), bias)
+            z = z.to(self.dtype)
+            if head.scale != 1:
+                z = z * head.scale
+            return z if head.cap is None else head.cap * torch.tanh(z)
+
+    __add__, __radd__ = _operator("__add__"), _operator("__radd__")
+    __sub__, __rsub__ = _operator("__sub__"), _operator("__rsub__")
+    __lt__, __le__ = _operator("__lt__"), _operator("__le__")
+    __gt__, __ge__ = _operator("__gt__"), _operator("__ge__")
+    __neg__, __pow__ = _operator("__neg__"), _operator("__pow__")
+    __matmul__, __rtruediv__ = _operator("__matmul__"), _operator("__rtruediv__")
+    __iter__, __len__ = _operator("__iter__"), _operator("__len__")
 
 
 def _cross_entropy(
@@ -223,19 +288,39 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """``F.cross_entropy`` of pending logits (N, V) and class indices (N,)."""
-    if weight is not None or label_smoothing or size_average is not None or reduce is not None:
-        raise _refused("weighs classes, or smooths labels")
+    if weight is not None or size_average is not None or reduce is not None:
+        raise _refused("weighs classes")
     if input.dim() != 2 or target.dim() != 1:
         raise _refused(f"takes cross-entropy over {input.dim()} dims, not over rows")
     hidden, head = input._hidden, input._head
-    if reduction == "none":
-        return cross_entropy_by_row(hidden, head, target, ignore_index)
-    total = summed_cross_entropy(hidden, head, target, ignore_index)
-    return total if reduction == "sum" else total / (target != ignore_index).sum()
+    if reduction == "none" or label_smoothing:
+        losses = cross_entropy_by_row(hidden, head, target, ignore_index, label_smoothing)
+        if reduction == "none":
+            return losses
+        total = losses.sum()
+    else:
+        total = summed_cross_entropy(hidden, head, target, ignore_index)
+    if reduction == "sum":
+        return total
+    count = (target != ignore_index).sum()
+    # Without any target the mean is nan, as in PyTorch; its gradients are 0.
+    return total / count.clamp(min=1) + torch.zeros_like(total) / count
+
+
+class _NotThere(BadInput, AttributeError):
+    """What ``hasattr`` takes for an answer."""
+
+
+def _whole(value: Any) -> Any:
+    return value.whole() if isinstance(value, PendingLogits) else value
 
 
 def _refused(what: str) -> BadInput:
-    return BadInput(
+    return BadInput(_words(what))
+
+
+def _words(what: str) -> str:
+    return (
         f"the loss needs the logits themselves: it {what}, which cannot be done in chunks; write "
         "--loss full, or take F.cross_entropy of model outputs of shape (rows, vocabulary)"
     )

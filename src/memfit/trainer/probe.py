@@ -6,7 +6,6 @@ A prediction says what PyTorch will allocate.  What a library allocates beside i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from memfit.errors import OutOfMemory
 from memfit.job import Job
 from memfit.observer import Observer, Unwatched
-from memfit.planner.finder import FoundBatch, largest_batch
 from memfit.profiler.capture import Capture
 from memfit.records.recipe import Recipe
 from memfit.techniques import run
@@ -33,7 +31,8 @@ class Probed:
 
     fits: bool
     peak_bytes: int | None
-    """None when memory ran out, or the micro-batch had to be halved."""
+    """Of tensors on the CPU; on CUDA what the probe made PyTorch reserve.  None when memory ran
+    out, or the micro-batch had to be halved."""
 
 
 def probe(
@@ -41,7 +40,7 @@ def probe(
 ) -> Probed:
     """Builds the job and runs it for two steps and an evaluation, then frees everything.
 
-    Generators are left as they were found.
+    Generators are left as they were found, that of the GPU too.
 
     Args:
         batch: of ``recipe.samples_per_step`` samples, of the greatest length there can be.
@@ -52,51 +51,25 @@ def probe(
     """
     before = rng_state()
     where = torch.device(device)
+    on_gpu = torch.cuda.get_rng_state(where) if where.type == "cuda" else None
     try:
         peak, _ = attempt(lambda: _peak(job, recipe, batch, where))
     finally:
         set_rng_state(before)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu, where)
         free_memory(where)
     fits = peak is not None and peak <= math.floor(budget_bytes * (1 - MARGIN))
     return Probed(fits=fits, peak_bytes=peak)
 
 
-def find_batch_size(
-    job: Job,
-    recipe: Recipe,
-    *,
-    longest_batch: Callable[[int], Any],
-    samples_per_step: int,
-    budget_bytes: int,
-    predicted: int,
-    device: str = "cpu",
-) -> FoundBatch:
-    """The largest micro-batch that fits on the real device, and the accumulation that goes with it.
-
-    Args:
-        longest_batch: number of samples -> a batch of that many, of the greatest length.
-        samples_per_step: stays the same, whatever the micro-batch.
-        predicted: the batch size that prediction says, where the search begins.
-
-    Raises:
-        BadInput: not even one sample fits.
-    """
-
-    def fits(batch_size: int) -> bool:
-        num_micro = min(2, -(-samples_per_step // batch_size))
-        tried = recipe.but(batch_size=batch_size, accumulate=num_micro)
-        count = min(samples_per_step, batch_size * num_micro)
-        found = probe(job, tried, longest_batch(count), budget_bytes=budget_bytes, device=device)
-        return found.fits
-
-    return largest_batch(fits, samples_per_step=samples_per_step, predicted=predicted)
-
-
 def _peak(job: Job, recipe: Recipe, batch: Any, device: torch.device) -> int | None:
     if device.type == "cuda":
+        free_memory(device)  # what an earlier probe has reserved is not of this one
+        before = torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
         survived = _take(job, recipe, batch, device, Unwatched())
-        return torch.cuda.max_memory_allocated(device) if survived else None
+        return torch.cuda.max_memory_reserved(device) - before if survived else None
     capture = Capture()
     with capture:
         survived = _take(job, recipe, batch, device, capture)

@@ -1,0 +1,207 @@
+"""The chunked loss is the full one: its numbers, its gradients, and a tenth of its memory."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from small_jobs import JOBS, run_of
+from torch import nn
+from torch.nn import functional as F
+
+from memfit.errors import BadInput
+from memfit.models.gpt import GPTConfig, gpt_job
+from memfit.profiler.capture import Capture
+from memfit.records.recipe import Recipe
+from memfit.techniques import chunked_cross_entropy
+from memfit.techniques.apply import apply
+from memfit.techniques.chunked_cross_entropy import rows_of_a_chunk
+from memfit.techniques.loss import PendingLogits, chunk_loss, output_head
+from memfit.tracing.step import trace
+
+CHUNKED = Recipe(loss="chunked")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Several chunks, of which the last is shorter, in runs this small."""
+    monkeypatch.setattr(chunked_cross_entropy, "rows_of_a_chunk", lambda n, v: 10)
+
+
+def deltas(timeline):
+    columns = (timeline.deltas(), timeline.phases, timeline.steps)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "llama", "bert", "vit"])
+def test_the_predicted_curve_is_the_measured_one(name, checkpointing):
+    recipe = Recipe(loss="chunked", batch_size=2, accumulate=2, checkpointing=checkpointing)
+    steps = run_of(JOBS[name](), recipe)
+    steps(Capture())
+    capture = Capture()
+    predicted = trace(steps)
+    with capture:
+        steps(capture)
+    assert deltas(predicted) == deltas(capture.timeline)
+
+
+def losses(logits, targets, kind):
+    logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+    logits = logits.flatten(0, 1)
+    if kind == "softcap":
+        logits = 15 * torch.tanh(logits / 15)
+    if kind == "smooth":
+        return F.cross_entropy(logits, targets, label_smoothing=0.1)
+    if kind == "none":
+        rows = F.cross_entropy(logits, targets, reduction="none")
+        return (rows * torch.arange(len(rows), dtype=rows.dtype)).sum()
+    loss = F.cross_entropy(logits, targets, reduction="sum" if kind == "sum" else "mean")
+    if kind == "z-loss":
+        loss = loss + 1e-2 * torch.logsumexp(logits, -1).square().mean()
+    return loss
+
+
+KINDS = ["mean", "sum", "none", "smooth", "softcap", "z-loss", "ignored"]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6)])
+def test_the_gradients_are_those_of_the_full_loss(kind, bias, dtype, tolerance):
+    torch.manual_seed(0)
+    full = nn.Linear(8, 50, bias=bias, dtype=torch.float64)
+    hidden = torch.randn(23, 3, 8, dtype=torch.float64).transpose(0, 1).requires_grad_()
+    targets = torch.randint(50, (69,))
+    targets[::3] = -100
+    if kind == "ignored":
+        targets.fill_(-100)
+    expected = losses(full(hidden), targets, kind)
+    expected.backward()
+
+    head = copy.deepcopy(full).to(dtype)
+    head.zero_grad()
+    chunk_loss(head, CHUNKED)
+    mine = hidden.detach().to(dtype).requires_grad_()
+    found = losses(head(mine), targets, kind)
+    found.backward()
+
+    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance, equal_nan=True)
+    close(found.double(), expected)
+    close(mine.grad.double(), hidden.grad)
+    for one, other in zip(head.parameters(), full.parameters(), strict=True):
+        close(one.grad.double(), other.grad, atol=tolerance * max(1, other.grad.abs().max().item()))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16-pure"])
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "llama"])
+def test_a_step_and_an_evaluation_are_those_of_the_full_loss(name, precision):
+    job = JOBS[name]()
+    norms = []
+    for loss in ("full", "chunked"):
+        torch.manual_seed(0)
+        _, _, step = apply(job, Recipe(loss=loss, precision=precision, batch_size=2))
+        batch = job.batch(2, 24)
+        before = step.evaluate(batch)
+        done = step(batch)
+        norms.append((before.loss_sum / before.num_targets, done.loss, done.grad_norm))
+    tolerance = 2e-6 if precision == "fp32" else 2e-2
+    assert norms[1] == pytest.approx(norms[0], rel=tolerance)
+
+
+def test_a_hugging_face_models_own_loss_is_chunked():
+    model = JOBS["llama"]().model()
+    tokens = torch.randint(96, (2, 24))
+    expected = model(input_ids=tokens, labels=tokens).loss
+    chunk_loss(model, CHUNKED)
+    found = model(input_ids=tokens, labels=tokens)
+    assert isinstance(found.logits, PendingLogits)
+    torch.testing.assert_close(found.loss, expected)
+
+
+def test_a_loss_of_a_large_vocabulary_takes_a_tenth_of_the_memory(monkeypatch):
+    monkeypatch.setattr(chunked_cross_entropy, "rows_of_a_chunk", rows_of_a_chunk)
+    config = GPTConfig(num_layers=1, dim=64, num_heads=1, num_kv_heads=1, vocab_size=50_257)
+    job = gpt_job(config)
+
+    def loss_bytes(loss):
+        def steps(observer, length):
+            from memfit.techniques import run
+
+            applied = run.build(job, Recipe(loss=loss, batch_size=4), observer)
+            run.take_step(applied, 1, lambda: job.batch(4, length), observer)
+
+        def peak(length):
+            timeline = trace(partial(steps, length=length))
+            return max(
+                total
+                for total, phase in zip(
+                    timeline.curve().tolist(), timeline.phases.tolist(), strict=True
+                )
+                if phase in (1, 2)
+            )
+
+        return peak(1024) - peak(1)
+
+    assert loss_bytes("full") >= 10 * loss_bytes("chunked")
+
+
+def test_chunks_are_even_and_bounded():
+    for rows in (1, 127, 129, 4096, 8191):
+        step = rows_of_a_chunk(rows, 50_257)
+        assert 1 <= step <= max(128, -(-rows // 16))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x + 1,
+        lambda x: x.softmax(-1),
+        lambda x: torch.argmax(x, -1),
+        lambda x: x[..., 0],
+        lambda x: x.transpose(0, 1),
+        lambda x: F.log_softmax(x, -1),
+        lambda x: F.cross_entropy(x, torch.zeros(4, dtype=torch.int64), torch.ones(9)),
+        lambda x: torch.ones(1) * x,
+        iter,
+    ],
+)
+def test_what_needs_the_logits_is_refused_in_training_and_given_without_gradients(use):
+    head = nn.Linear(3, 9)
+    chunk_loss(head, CHUNKED)
+    hidden = torch.randn(4, 3)
+    with pytest.raises(BadInput, match="write --loss full"):
+        use(head(hidden))
+    with torch.no_grad():
+        found = use(head(hidden))
+        expected = use(F.linear(hidden, head.weight, head.bias))
+        if isinstance(found, torch.Tensor):
+            torch.testing.assert_close(found, expected)
+
+
+def test_the_second_derivative_and_a_second_backward_are_refused():
+    head = nn.Linear(3, 9)
+    chunk_loss(head, CHUNKED)
+    loss = F.cross_entropy(head(torch.randn(4, 3)), torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(BadInput, match="no second derivative"):
+        torch.autograd.grad(loss, head.weight, create_graph=True)
+    loss.backward(retain_graph=True)
+    with pytest.raises(BadInput, match="a second time"):
+        loss.backward()
+
+
+def test_a_head_that_is_frozen_gets_no_gradient():
+    head = nn.Linear(3, 9).requires_grad_(False)
+    chunk_loss(head, CHUNKED)
+    hidden = torch.randn(4, 3, requires_grad=True)
+    F.cross_entropy(head(hidden), torch.zeros(4, dtype=torch.int64)).backward()
+    assert head.weight.grad is None
+    assert hidden.grad is not None
+
+
+@pytest.mark.parametrize(("name", "path"), [("gpt", "head"), ("gpt2", "lm_head")])
+def test_the_head_is_found(name, path):
+    model = JOBS[name]().model()
+    assert output_head(model) is model.get_submodule(path)

@@ -40,9 +40,9 @@ def main() -> int:
         found = results[group.name] = run_group(group, on_progress, is_quick=options.quick)
         print("\n".join(table(group, found)))
         for aim in aims(group, found):
-            print(f"{'pass' if aim.passed else 'miss'}: {aim.words}: {aim.found}")
-    if not options.quick and not options.only:
-        write(results)
+            print(f"{'pass' if aim.passed else 'miss'}: {aim.words}: {aim.found}", flush=True)
+        if not options.quick and not options.only:  # each time: a stopped run leaves its part
+            write(results)
     return int(any(one.error for found in results.values() for one in found))
 
 
@@ -52,16 +52,17 @@ def write(results: Mapping[str, Sequence[Result]]) -> None:
     sentences = {
         one.contender.key: sentence(group, one, results[group.name])
         for group in reversed(GROUPS)
+        if group.name in results
         for one in results[group.name]
         if not one.error
     }
     for path in sorted((DOCS / "how-to").glob("*.md")):
         text = path.read_text(encoding="utf-8")
         for key in asked_for(text):
-            if key not in sentences:
+            if key not in sentences and len(results) == len(GROUPS):
                 print(f"{path.name} asks for {key}, which was not measured")
         path.write_text(with_measured(text, sentences), encoding="utf-8")
-    print("Wrote docs/techniques.md and the pages of docs/how-to")
+    print(f"Wrote docs/techniques.md and docs/how-to ({len(results)} of {len(GROUPS)} groups)")
 
 
 if __name__ == "__main__":

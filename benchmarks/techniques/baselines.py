@@ -1,6 +1,7 @@
 """What memfit is compared with: a plain PyTorch loop, and Hugging Face's Trainer.
 
-Both use torch's fused AdamW, which is the Trainer's default, and clip gradients to norm 1.
+Both use torch's fused AdamW as memfit sets it, decay matrices only, and clip gradients to norm 1.
+The Trainer's learning rate falls to 0, which costs nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from torch import nn
 from benchmarks.techniques.contenders import Contender, Size
 from benchmarks.techniques.jobs import gpt2_config
 from benchmarks.techniques.turns import Turns
+from memfit.records.recipe import Recipe
 
-LEARNING_RATE = 6e-4
+RECIPE = Recipe(batch_size=1)
+BETAS = (0.9, 0.95)
+"""As memfit.techniques.optimizer has them."""
 
 
 def build(contender: Contender, size: Size) -> nn.Module:
@@ -30,7 +34,14 @@ def build(contender: Contender, size: Size) -> nn.Module:
 def run_loop(contender: Contender, size: Size, turns: Turns) -> None:
     """The loop that everybody writes."""
     model = build(contender, size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    groups = [
+        {
+            "params": [p for p in model.parameters() if p.dim() >= 2],
+            "weight_decay": RECIPE.weight_decay,
+        },
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=RECIPE.peak_learning_rate, betas=BETAS, fused=True)
     while turns.wait():
         ids = torch.randint(size.vocab_size, (size.batch_size, size.seq_len))
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
@@ -62,8 +73,12 @@ def run_trainer(contender: Contender, size: Size, turns: Turns) -> None:
         arguments = transformers.TrainingArguments(
             output_dir=folder,
             per_device_train_batch_size=size.batch_size,
-            learning_rate=LEARNING_RATE,
-            weight_decay=0.1,
+            optim="adamw_torch_fused",
+            learning_rate=RECIPE.peak_learning_rate,
+            adam_beta1=BETAS[0],
+            adam_beta2=BETAS[1],
+            weight_decay=RECIPE.weight_decay,
+            max_grad_norm=1.0,
             max_steps=10_000,
             gradient_checkpointing=contender.checkpointing,
             use_cpu=True,

@@ -43,7 +43,8 @@ class Contender:
     title: str
     kind: str = "memfit"
     """``loop``: a plain PyTorch loop; ``trainer``: Hugging Face's; ``memfit``: ``memfit.apply``;
-    ``engine``: ``memfit train``; ``feed``: ``memfit.apply`` on documents."""
+    ``engine``: ``memfit train``; ``feed``: ``memfit.apply`` on documents; ``loss``: the head and
+    the loss without a model."""
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the Recipe, beside the batch size."""
@@ -51,6 +52,12 @@ class Contender:
     gelu: str = FUSED_GELU
     checkpointing: bool = False
     """Of a Trainer."""
+
+    loss: str = ""
+    """Of kind ``loss``: ``full``, ``chunked``, ``torch``, the first two also with ``-capped``."""
+
+    pads: bool = False
+    """Of kind ``feed``: every row to the longest length, as without batches by tokens."""
 
     gives_back: bool = False
     """Whether freed tensors go back to the system (``memfit.trainer.resident``)."""
@@ -97,16 +104,49 @@ FULL = Contender(
 
 _IN_BACKWARD = {"clip_norm": None, "optimizer_in_backward": True}
 
+ENGINE = Contender(key="engine", title="memfit train, nothing applied", kind="engine")
+
 MAIN = Group(
     name="vocabulary 8,192",
     title="Vocabulary 8,192",
     size=Size(vocab_size=8_192, batch_size=8),
     baseline="trainer",
+    contenders=(*TRAINERS, PLAIN, SELECTIVE, FULL),
+)
+
+LOSS = Group(
+    name="loss",
+    title="The loss alone",
+    size=Size(vocab_size=50_257, batch_size=4),
+    baseline="loss-alone-full",
+    contenders=tuple(
+        Contender(key=f"loss-alone-{loss}", title=title, kind="loss", loss=loss)
+        for loss, title in (
+            ("full", "cross_entropy(linear(...))"),
+            ("chunked", "memfit's chunks"),
+            ("torch", "torch's linear_cross_entropy"),
+            ("full-capped", "full, softcap 15"),
+            ("chunked-capped", "memfit's chunks, softcap 15"),
+        )
+    ),
+)
+
+OVERHEAD = Group(
+    name="engine",
+    title="The engine",
+    size=Size(vocab_size=8_192, batch_size=4),
+    baseline="plain-loop",
+    contenders=(LOOP, PLAIN, ENGINE),
+    timed_rounds=7,
+)
+
+TECHNIQUES = Group(
+    name="techniques",
+    title="One technique at a time",
+    size=Size(vocab_size=8_192, batch_size=4),
+    baseline="memfit",
     contenders=(
-        LOOP,
-        *TRAINERS,
         PLAIN,
-        Contender(key="engine", title="memfit train, nothing applied", kind="engine"),
         CHUNKED,
         Contender(
             key="checkpointing-selective",
@@ -118,7 +158,6 @@ MAIN = Group(
             title="checkpointing full",
             recipe={"checkpointing": "full"},
         ),
-        SELECTIVE,
         FULL,
         replace(
             FULL, key="resident", title=f"{FULL.title}, freed memory given back", gives_back=True
@@ -126,14 +165,43 @@ MAIN = Group(
     ),
 )
 
-LARGE = Group(
-    name="vocabulary 50,257",
-    title="Vocabulary 50,257",
-    size=Size(vocab_size=50_257, batch_size=8),
-    baseline="trainer",
-    contenders=(*TRAINERS, PLAIN, CHUNKED, SELECTIVE, FULL),
-    timed_rounds=2,
+SEQUENCES = Group(
+    name="sequences",
+    title="Sequences",
+    size=Size(vocab_size=8_192, batch_size=2),
+    baseline="sequences-padded",
+    contenders=(
+        Contender(
+            key="sequences-padded",
+            title="a document a row, padded to 1,024",
+            kind="feed",
+            pads=True,
+            recipe={"sequences": "documents"},
+        ),
+        Contender(
+            key="sequences-documents",
+            title="documents by a token budget",
+            kind="feed",
+            recipe={"sequences": "documents"},
+        ),
+        Contender(
+            key="packing",
+            title="documents packed",
+            kind="feed",
+            recipe={"sequences": "packed"},
+        ),
+        Contender(
+            key="staged-lengths",
+            title="packed, staged: 256 of 1,024 tokens",
+            kind="feed",
+            recipe={"sequences": "packed", "seq_schedule": "256:1000,1024"},
+        ),
+    ),
+    timed_rounds=6,
 )
+
+_SLOW = ("lion-8bit", "muon", "muon-8bit")
+_ADAMW = Contender(key="optimizer-adamw", title="adamw", recipe={"optimizer": "adamw"})
 
 OPTIMIZERS = Group(
     name="optimizers",
@@ -141,23 +209,42 @@ OPTIMIZERS = Group(
     size=Size(vocab_size=8_192, batch_size=1),
     baseline="optimizer-adamw",
     contenders=(
+        _ADAMW,
         *(
             Contender(key=f"optimizer-{name}", title=name, recipe={"optimizer": name})
             for name in RECIPE_OPTIMIZERS
+            if name not in ("adamw", *_SLOW)
         ),
         Contender(key="optimizer-in-backward", title="adamw in backward", recipe=_IN_BACKWARD),
     ),
 )
 
+MUON = Group(
+    name="optimizers: muon and lion",
+    title="Optimizers: Muon and Lion",
+    size=OPTIMIZERS.size,
+    baseline="optimizer-adamw",
+    contenders=(
+        _ADAMW,
+        *(
+            Contender(key=f"optimizer-{name}", title=name, recipe={"optimizer": name})
+            for name in _SLOW
+        ),
+    ),
+    timed_rounds=1,
+)
+
+_FP32 = Contender(key="fp32", title="fp32, 2 samples")
+
 CLAIMS = Group(
-    name="precision, accumulation, offload",
-    title="Precision, accumulation, offload",
+    name="precision, accumulation",
+    title="Precision and accumulation",
     size=Size(vocab_size=8_192, batch_size=2),
     baseline="fp32",
     contenders=(
-        Contender(key="fp32", title="fp32, 2 samples"),
+        _FP32,
         Contender(
-            key="accumulate",
+            key="accumulation",
             title="2 samples as 2 x 1",
             recipe={"batch_size": 1, "accumulate": 2},
         ),
@@ -167,8 +254,19 @@ CLAIMS = Group(
             recipe={"batch_size": 1, "accumulate": 8},
         ),
         Contender(key="one-sample", title="1 sample", recipe={"batch_size": 1}),
-        Contender(key="precision-bf16", title="bf16 autocast", recipe={"precision": "bf16"}),
-        Contender(key="precision-bf16-pure", title="bf16-pure", recipe={"precision": "bf16-pure"}),
+        Contender(key="bf16", title="bf16 autocast", recipe={"precision": "bf16"}),
+        Contender(key="bf16-pure", title="bf16-pure", recipe={"precision": "bf16-pure"}),
+    ),
+    timed_rounds=2,
+)
+
+OFFLOAD = Group(
+    name="offload",
+    title="Offload",
+    size=CLAIMS.size,
+    baseline="fp32",
+    contenders=(
+        _FP32,
         Contender(
             key="offload-activations",
             title="offload activations",
@@ -180,34 +278,18 @@ CLAIMS = Group(
     ),
 )
 
-SEQUENCES = Group(
-    name="sequences",
-    title="Sequences",
-    size=Size(vocab_size=8_192, batch_size=2),
-    baseline="sequences-documents",
-    contenders=(
-        Contender(
-            key="sequences-documents",
-            title="a document a row, padded",
-            kind="feed",
-            recipe={"sequences": "documents"},
-        ),
-        Contender(
-            key="sequences-packed",
-            title="documents packed",
-            kind="feed",
-            recipe={"sequences": "packed"},
-        ),
-        Contender(
-            key="seq-schedule",
-            title="packed, staged: 256 of 1,024 tokens",
-            kind="feed",
-            recipe={"sequences": "packed", "seq_schedule": "256:1000,1024"},
-        ),
-    ),
+LARGE = Group(
+    name="vocabulary 50,257",
+    title="Vocabulary 50,257",
+    size=Size(vocab_size=50_257, batch_size=8),
+    baseline="trainer",
+    contenders=(*TRAINERS, SELECTIVE, FULL),
+    timed_rounds=1,
 )
 
-GROUPS = (MAIN, LARGE, OPTIMIZERS, CLAIMS, SEQUENCES)
+GROUPS = (MAIN, LOSS, OVERHEAD, TECHNIQUES, SEQUENCES, OPTIMIZERS, MUON, CLAIMS, OFFLOAD, LARGE)
+"""In the order they run: what a stopped run must not miss comes first, the dearest last.  A group
+has at most six contenders, which is what memory holds side by side."""
 
 
 def quick(group: Group) -> Group:

@@ -17,8 +17,10 @@ MiB = 1 << 20
 
 
 def page(results: Mapping[str, Sequence[Result]], groups: Sequence[Group]) -> str:
-    """The whole page."""
-    parts = []
+    """The whole page, of the groups that were run."""
+    missing = [group.title for group in groups if group.name not in results]
+    groups = [group for group in groups if group.name in results]
+    parts = [f"**Not run:** {'; '.join(missing)}.", ""] if missing else []
     for group in groups:
         parts += [f"## {group.title}", "", *table(group, results[group.name]), ""]
     return TEMPLATE.read_text().format(
@@ -49,15 +51,16 @@ def table(group: Group, results: Sequence[Result]) -> list[str]:
 
 def sentence(group: Group, result: Result, results: Sequence[Result]) -> str:
     """What a how-to page says of its technique."""
-    plain = {"Vocabulary 8,192": "memfit"}.get(group.title, group.baseline)
+    plain = "memfit" if group.baseline == "trainer" else group.baseline
     base = next(one for one in results if one.contender.key == plain)
     size = group.size
+    samples = result.contender.recipe.get("batch_size", size.batch_size)
     assert result.tensor_peak_bytes is not None and base.tensor_peak_bytes is not None
     speed = result.tokens_per_cpu_second / base.tokens_per_cpu_second
     words = (
         f"Measured on a GPT-2 of {size.num_layers} layers and {size.dim} wide, vocabulary "
-        f"{size.vocab_size:,}, {size.batch_size} x {size.seq_len:,} tokens on a CPU: a tensor peak "
-        f"of {_mib(result.tensor_peak_bytes)} MiB where {base.contender.title} has "
+        f"{size.vocab_size:,}, {samples} x {size.seq_len:,} tokens a micro-batch on a CPU: a "
+        f"tensor peak of {_mib(result.tensor_peak_bytes)} MiB where {base.contender.title} has "
         f"{_mib(base.tensor_peak_bytes)}, at {speed:.2f} of its speed."
     )
     if result.state_bytes is not None and group.name == "optimizers":

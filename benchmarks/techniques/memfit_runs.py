@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.techniques.contenders import Contender, Size, samples_of
 from benchmarks.techniques.jobs import job_of, recipe_of
 from benchmarks.techniques.turns import CAPTURED_STEPS, Turns
 from memfit.data.feed import Feed, open_feed
+from memfit.data.filling import filled
 from memfit.data.text import TextData, load
 from memfit.observer import Unwatched
 from memfit.records.runlog import StepRecord
@@ -37,6 +39,24 @@ def run_feed(contender: Contender, size: Size, turns: Turns) -> None:
     feed: Feed = open_feed(
         data, recipe=recipe, seq_len=size.seq_len, seed=0, sequences=recipe.sequences
     )
+    if contender.pads:
+        pieces = data.train_documents.pieces(size.seq_len)
+        order = np.random.default_rng(0).permutation(len(pieces))
+
+        def padded(step: int) -> dict[str, torch.Tensor]:
+            """Documents as they come, one a row."""
+            taken = np.arange((step - 1) * recipe.batch_size, step * recipe.batch_size)
+            rows = list(pieces[order[taken % len(order)]][:, np.newaxis])
+            return filled(
+                data.train_documents,
+                rows,
+                size.seq_len,
+                padding_id=data.end_of_text_id,
+                with_positions=False,
+            )
+
+        _take_turns(contender, size, turns, padded, lambda step: None)
+        return
     _take_turns(
         contender,
         size,

@@ -87,9 +87,9 @@ def run_group(group: Group, on_progress: Progress, *, is_quick: bool = False) ->
         for child in children:  # they have imported side by side
             child.greet()
         for number in range(group.timed_rounds + UNTIMED_ROUNDS - 1):
-            on_progress(f"{group.title}: round {number + 1}")
             for child in children:
                 child.step()
+                on_progress(f"{group.title}: round {number + 1}, {child.contender.title}")
     finally:
         for child in children:
             child.end()

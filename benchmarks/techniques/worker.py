@@ -7,7 +7,7 @@ from importlib import import_module
 
 import torch
 
-from benchmarks.techniques import baselines, memfit_runs
+from benchmarks.techniques import baselines, loss_runs, memfit_runs
 from benchmarks.techniques.contenders import GROUPS, quick
 from benchmarks.techniques.turns import Turns
 
@@ -17,25 +17,31 @@ RUNS = {
     "memfit": memfit_runs.run_memfit,
     "feed": memfit_runs.run_feed,
     "engine": memfit_runs.run_engine,
+    "loss": loss_runs.run_loss,
 }
+
+RECORD_THEMSELVES = ("engine", "loss")
 
 
 def main() -> None:
     group = {group.name: group for group in GROUPS}[sys.argv[1]]
     group = quick(group) if "quick" in sys.argv[3:] else group
     contender = {one.key: one for one in group.contenders}[sys.argv[2]]
-    turns = Turns(captures=contender.kind != "engine")
+    turns = Turns(captures=contender.kind not in RECORD_THEMSELVES)
     _import_everything(contender.kind)
     if contender.gives_back:
         from memfit.trainer.resident import give_freed_tensors_back
 
         assert give_freed_tensors_back()
-    turns.ready()
+    if contender.kind != "loss":  # which is ready when its tensors are there
+        turns.ready()
     RUNS[contender.kind](contender, group.size, turns)
 
 
 def _import_everything(kind: str) -> None:
     """What would be imported at the first step: torch's compiler comes with any optimizer."""
+    if kind == "loss":
+        return
     import_module("transformers.models.gpt2.modeling_gpt2")
     if kind == "trainer":
         import_module("transformers.trainer")

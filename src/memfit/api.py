@@ -15,6 +15,7 @@ from typing import Any
 from memfit.data.text import TextData
 from memfit.job import Job
 from memfit.planner.advice import advise
+from memfit.planner.predict import settled
 from memfit.planner.finder import FoundBatch, largest_batch
 from memfit.records.plan import Plan
 from memfit.records.recipe import Recipe
@@ -54,9 +55,9 @@ def apply(
         DoesNotFit: no way to apply it reaches its budget.
     """
     length = _length(job, recipe, seq_len)
-    settled = _settled(job, recipe, device, length)
-    applied = techniques.apply(job, settled, device=device, on_phase=on_phase)
-    applied.step.advise = lambda: advise(job, settled, device=device, seq_len=length)
+    ready = _settled(job, recipe, device, length)
+    applied = techniques.apply(job, ready, device=device, on_phase=on_phase)
+    applied.step.advise = lambda: advise(job, ready, device=device, seq_len=length)
     return applied
 
 
@@ -84,10 +85,10 @@ def train(
     """
     length = _length(job, plan, seq_len)
     recipe = _settled(job, plan, device, length)
-    settled = replace(plan, recipe=recipe) if isinstance(plan, Plan) else recipe
+    ready = replace(plan, recipe=recipe) if isinstance(plan, Plan) else recipe
     return engine.train(
         job,
-        settled,
+        ready,
         data,
         out,
         options=options,
@@ -152,8 +153,4 @@ def _length(job: Job, recipe: Recipe | Plan, seq_len: int | None) -> int | None:
 
 def _settled(job: Job, recipe: Recipe | Plan, device: str, seq_len: int | None) -> Recipe:
     recipe = recipe.recipe if isinstance(recipe, Plan) else recipe
-    if recipe.is_settled:
-        return recipe
-    from memfit.planner.settle import settle
-
-    return settle(job, recipe, device=device, seq_len=seq_len)
+    return settled(job, recipe, device=device, seq_len=seq_len)

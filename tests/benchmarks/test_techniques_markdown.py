@@ -1,5 +1,7 @@
 """docs/techniques.md and the how-to pages get what was measured, and nothing else changes."""
 
+from dataclasses import replace
+
 from benchmarks.techniques.contenders import CHUNKED, GROUPS, MAIN, PLAIN
 from benchmarks.techniques.markdown import asked_for, page, sentence, table, with_measured
 from benchmarks.techniques.results import Result
@@ -55,3 +57,15 @@ def test_a_failed_contender_says_why() -> None:
 def test_the_page_has_every_group() -> None:
     text = page({group.name: FOUND for group in GROUPS}, GROUPS)
     assert [group.title for group in GROUPS if f"## {group.title}\n" not in text] == []
+
+
+def test_the_page_says_which_groups_were_not_run() -> None:
+    text = page({MAIN.name: FOUND}, GROUPS)
+    assert f"**Not run:** {GROUPS[1].title};" in text
+    assert f"## {GROUPS[1].title}\n" not in text
+
+
+def test_a_sentence_speaks_of_the_recipes_own_batch() -> None:
+    small = replace(FOUND[1], contender=replace(CHUNKED, recipe={"batch_size": 1}))
+    assert " 1 x 1,024 tokens" in sentence(MAIN, small, FOUND)
+    assert " 8 x 1,024 tokens" in sentence(MAIN, FOUND[1], FOUND)

@@ -52,9 +52,12 @@ def test_an_option_of_the_recipe_is_explained_by_the_recipes_own_words(verb, fie
         (["predict", "gpt2", "--memory", "much"], "'much' is not a size: write for example 24GiB"),
         (
             ["predict", "gpt2", "--precision", "fp8"],
-            "precision is 'fp8': choose one of fp32, bf16, bf16-pure",
+            "precision is 'fp8': choose one of fp32, bf16, fp16, bf16-pure",
         ),
-        (["predict", "gpt2", "--checkpointing", "every:0"], "write none, full or every:N"),
+        (
+            ["predict", "gpt2", "--checkpointing", "every:0"],
+            "write none, full, every:N with N >= 1",
+        ),
         (["predict", "gtp2"], "no preset is called 'gtp2' (nearest: gpt2"),
         (["predict", "missing/config.json"], "missing/config.json"),
         (["predict", "missing.py:job"], "there is no file missing.py"),

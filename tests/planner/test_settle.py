@@ -10,10 +10,9 @@ from tiny_runs import tiny_gpt
 
 from memfit.errors import DoesNotFit
 from memfit.models.gpt import GPTConfig, gpt_job
-from memfit.planner import settle as module
 from memfit.planner.predict import predict
 from memfit.planner.recomputation import recomputation_of
-from memfit.planner.settle import fewest_flops, settle
+from memfit.planner.settle import _first, fewest_flops, settle
 from memfit.records.recipe import Recipe
 
 # The search, over a table of peaks
@@ -83,38 +82,47 @@ def test_the_search_asks_for_few_peaks(table, size):
 
 @pytest.fixture(scope="module")
 def job():
-    sizes = {"num_layers": 4, "dim": 32, "num_heads": 2, "num_kv_heads": 2}
+    sizes = {"num_layers": 3, "dim": 32, "num_heads": 2, "num_kv_heads": 2}
     return gpt_job(GPTConfig(**sizes, vocab_size=32, seq_len=64))
 
 
 RECIPE = Recipe(batch_size=4, optimizer="sgd")
 
 
+_FOUND = {}
+
+
+def predicted_once(job, recipe, **how):
+    """Predicts a recipe of the module's one job once."""
+    if recipe not in _FOUND:
+        _FOUND[recipe] = predict(job, recipe, **how)
+    return _FOUND[recipe]
+
+
 @pytest.fixture(scope="module")
 def peaks(job):
     return {
-        f"blocks:{w}:{s}": predict(
+        f"blocks:{w}:{s}": predicted_once(
             job, RECIPE.but(checkpointing=f"blocks:{w}:{s}")
         ).peak.device_bytes
-        for w in range(5)
-        for s in range(5 - w)
+        for w in range(4)
+        for s in range(4 - w)
     }
 
 
 def with_numbers(recipe):
-    numbers = {"none": (0, 0), "full": (4, 0)}
+    numbers = {"none": (0, 0), "full": (3, 0)}
     return numbers.get(recipe.checkpointing) or recipe.checkpoint_blocks
 
 
-def test_over_a_sweep_of_budgets_each_answer_is_the_cheapest_inside(job, peaks, monkeypatch):
-    monkeypatch.setattr(module, "predict", remembering(predict))
+def test_over_a_sweep_of_budgets_each_answer_is_the_cheapest_inside(job, peaks):
     blocks = recomputation_of(job, RECIPE, 64)
-    assert blocks.num_blocks == 4
+    assert blocks.num_blocks == 3
     assert 0 < blocks.selective < blocks.whole / 5
     lowest, highest = min(peaks.values()), max(peaks.values())
     costs = []
     for size in range(lowest, highest + 1, (highest - lowest) // 7):
-        settled = settle(job, RECIPE.but(checkpointing=f"budget:{size}"))
+        settled = settle(job, RECIPE.but(checkpointing=f"budget:{size}"), predict=predicted_once)
         found = with_numbers(settled)
         inside = [tuple(map(int, name.split(":")[1:])) for name in peaks if peaks[name] <= size]
         assert found in inside
@@ -122,11 +130,8 @@ def test_over_a_sweep_of_budgets_each_answer_is_the_cheapest_inside(job, peaks, 
         assert costs[-1] == min(cost(c, blocks.whole, blocks.selective) for c in inside)
     assert costs == sorted(costs, reverse=True)
     assert len(set(costs)) > 3
-    assert (
-        costs[-1]
-        >= 0
-        == cost(with_numbers(settle(job, RECIPE.but(checkpointing=f"budget:{highest}"))), 1, 1)
-    )
+    loosest = settle(job, RECIPE.but(checkpointing=f"budget:{highest}"), predict=predicted_once)
+    assert loosest.checkpointing == "none"
 
 
 def remembering(function):
@@ -142,13 +147,13 @@ def remembering(function):
 
 def test_a_budget_that_no_checkpointing_reaches_names_the_smallest_peak(job, peaks):
     with pytest.raises(DoesNotFit, match=r"smallest peak .* with checkpointing full, is") as error:
-        settle(job, RECIPE.but(checkpointing="budget:100KiB"))
+        settle(job, RECIPE.but(checkpointing="budget:100KiB"), predict=predict)
 
     assert error.value.smallest_bytes == min(peaks.values())
 
 
 def test_a_recipe_without_a_budget_stays_as_it_is(job):
-    assert settle(job, RECIPE) is RECIPE
+    assert settle(job, RECIPE, predict=predict) is RECIPE
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "vit"])
@@ -182,18 +187,21 @@ class Written:
         self.breakdown = {"activations": 3200}
 
 
-@pytest.fixture
-def offloading(monkeypatch):
+class Offloading:
     """Peak 5,000 bytes; what is moved is gone from it."""
-    asked = []
 
-    def predicted(job, recipe, **how):
-        asked.append(recipe.offload)
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, job, recipe, **how):
+        self.asked.append(recipe.offload)
         moved = recipe.offloaded_activation_bytes
         return Written(5000 - (3000 if moved is None else min(moved, 3000)))
 
-    monkeypatch.setattr(module, "predict", predicted)
-    return asked
+
+@pytest.fixture
+def offloading():
+    return Offloading()
 
 
 @pytest.mark.parametrize(
@@ -209,19 +217,19 @@ def offloading(monkeypatch):
 def test_as_few_bytes_are_moved_as_the_budget_needs(offloading, size, offload):
     recipe = Recipe(offload=f"activations:budget:{size}")
 
-    assert settle(tiny_gpt(), recipe).offload == offload
-    assert len(offloading) <= 8
+    assert settle(tiny_gpt(), recipe, predict=offloading).offload == offload
+    assert len(offloading.asked) <= 8
 
 
 def test_what_else_is_offloaded_stays(offloading):
     recipe = Recipe(offload="activations:budget:4500,optimizer")
 
-    assert settle(tiny_gpt(), recipe).offload == "activations:500,optimizer"
+    assert settle(tiny_gpt(), recipe, predict=offloading).offload == "activations:500,optimizer"
 
 
 def test_offload_that_cannot_reach_the_budget_says_what_it_can(offloading):
     with pytest.raises(DoesNotFit, match="with offload activations") as error:
-        settle(tiny_gpt(), Recipe(offload="activations:budget:1999"))
+        settle(tiny_gpt(), Recipe(offload="activations:budget:1999"), predict=offloading)
 
     assert error.value.smallest_bytes == 2000
 
@@ -229,7 +237,7 @@ def test_offload_that_cannot_reach_the_budget_says_what_it_can(offloading):
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(0, 40))
 def test_bisection_falls_with_the_budget_whatever_the_peaks_are(peaks, size):
     found = [
-        module._first(len(peaks), lambda n: peaks[n] <= budget)  # noqa: B023
+        _first(len(peaks), lambda n: peaks[n] <= budget)  # noqa: B023
         for budget in (size, size + 3, size + 40)
     ]
 

@@ -66,7 +66,7 @@ def test_a_plan_written_by_hand_is_as_good_as_one_that_was_found(tmp_path: Path)
         ({"recipe": {"batchsize": 4}}, "unexpected keyword argument 'batchsize'"),
         (
             {"recipe": {"precision": "fp8"}},
-            "precision is 'fp8': choose one of fp32, bf16, bf16-pure",
+            "precision is 'fp8': choose one of fp32, bf16, fp16, bf16-pure",
         ),
         ({"budget_bytes": 1}, "a plan must fit"),
     ],

@@ -31,12 +31,15 @@ def test_a_changed_copy_leaves_the_first_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"precision": "fp8"}, "precision is 'fp8': choose one of fp32, bf16, bf16-pure"),
-        ({"optimizer": "adam"}, "optimizer is 'adam': choose adamw or sgd"),
+        ({"precision": "fp8"}, "precision is 'fp8': choose one of fp32, bf16, fp16, bf16-pure"),
+        ({"optimizer": "adam"}, "optimizer is 'adam': choose one of adamw, sgd, adafactor"),
         ({"batch_size": 0}, "batch_size is 0: it must be a whole number, at least 1"),
         ({"batch_size": 2.0}, r"batch_size is 2\.0: it must be a whole number"),
         ({"accumulate": -1}, "accumulate is -1: it must be a whole number"),
-        ({"checkpointing": "every:0"}, "checkpointing is 'every:0': write none, full or every:N"),
+        (
+            {"checkpointing": "every:0"},
+            "checkpointing is 'every:0': write none, full, every:N with N >= 1",
+        ),
         ({"checkpointing": "every:2\n"}, "checkpointing is"),
         ({"checkpointing": "some"}, "checkpointing is 'some'"),
         ({"learning_rate": -1e-3}, r"learning_rate is -0\.001: it must be 0 or above, and finite"),

@@ -172,7 +172,7 @@ def train(
         )
     print_plan(console, plan)
     with shown_training(console, plan, steps) as (on_step, on_note):
-        log = train_job(
+        run_log = train_job(
             job,
             plan,
             text,
@@ -185,8 +185,8 @@ def train(
         )
     prediction.timeline.save(out / "predicted.timeline", force=True)
     if html is not None:
-        _write_page(prediction, log, out, html)
-    _report(plan, prediction, log, out, json)
+        _write_page(prediction, run_log, out, html)
+    _report(plan, prediction, run_log, out, json)
 
 
 def _longest(recipe: Recipe, seq_len: int | None) -> int | None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from memfit.allocator.cpu import replay_on_cpu
 from memfit.devices.detect import machine
 from memfit.errors import BadInput
 from memfit.job import Job
 from memfit.planner import answer
+from memfit.planner.settle import settle
 from memfit.planner.steps import lengths_of, steps_of
 from memfit.records.plan import Plan
 from memfit.records.prediction import Peak, Prediction
@@ -61,18 +63,15 @@ def predict(
     recipe = recipe or Recipe()
     if recipe.stages is not None:
         seq_len = recipe.stages.longest
-    if not recipe.is_settled:
-        from memfit.planner.settle import settle  # which predicts
-
-        recipe = settle(
-            job,
-            recipe,
-            device=device,
-            seq_len=seq_len[1] if isinstance(seq_len, tuple) else seq_len,
-            torch_version=torch_version,
-            alloc_conf=alloc_conf,
-            on_progress=on_progress,
-        )
+    recipe = settled(
+        job,
+        recipe,
+        device=device,
+        seq_len=seq_len,
+        torch_version=torch_version,
+        alloc_conf=alloc_conf,
+        on_progress=on_progress,
+    )
     if device.lower() != "cpu":
         from memfit.planner.gpu import predict_job
 
@@ -97,6 +96,21 @@ def predict(
             f"batches; the CPU's keeps nothing: give the longest, {seq_len[1]}, or name a GPU"
         )
     return _predict_on_cpu(job, recipe, seq_len, budget_bytes, num_steps, on_progress)
+
+
+def settled(job: Job, recipe: Recipe, **how: Any) -> Recipe:
+    """The recipe with what its budget allows in the budget's place; itself where it has none.
+
+    Args:
+        job: what is trained.
+        recipe: with or without a budget in checkpointing or offload.
+        how: arguments of :func:`predict`.
+
+    Raises:
+        DoesNotFit: no choice is inside the budget.
+        BadInput: what :func:`predict` refuses.
+    """
+    return recipe if recipe.is_settled else settle(job, recipe, predict=predict, **how)
 
 
 def _predict_on_cpu(

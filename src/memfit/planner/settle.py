@@ -19,8 +19,8 @@ from typing import Any
 
 from memfit.errors import DoesNotFit
 from memfit.job import Job
-from memfit.planner.predict import predict
 from memfit.planner.recomputation import recomputation_of
+from memfit.records.prediction import Prediction
 from memfit.records.recipe import Recipe
 from memfit.units import MiB, format_size
 
@@ -32,37 +32,24 @@ def settle(
     job: Job,
     recipe: Recipe,
     *,
-    device: str = "cpu",
+    predict: Callable[..., Prediction],
     seq_len: int | tuple[int, int] | None = None,
-    torch_version: str | None = None,
-    alloc_conf: str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    **how: Any,
 ) -> Recipe:
     """The recipe without a budget; the same object where it has none.
 
     Args:
         job: what is trained.
         recipe: with or without a budget in checkpointing or offload.
-        device: where it runs, as for ``predict``.
+        predict: ``planner.predict.predict``, which settles a recipe itself and so is handed in.
         seq_len: tokens of a sample, as for ``predict``.
-        torch_version: the PyTorch that is simulated on a GPU.
-        alloc_conf: the allocator's settings on a GPU.
-        on_progress: called with (ops learnt, ops to learn) when scratch memory must be learnt.
+        how: more arguments of ``predict``: the device and its rules.
 
     Raises:
         DoesNotFit: no choice is inside the budget; it carries the smallest peak that was found.
         BadInput: the model has no blocks to recompute, or what a prediction refuses.
     """
-    peaks = _Peaks(
-        job=job,
-        how={
-            "device": device,
-            "seq_len": seq_len,
-            "torch_version": torch_version,
-            "alloc_conf": alloc_conf,
-            "on_progress": on_progress,
-        },
-    )
+    peaks = _Peaks(job=job, predict=predict, how={"seq_len": seq_len, **how})
     if recipe.checkpoint_budget_bytes is not None:
         return _settle_checkpointing(job, recipe, recipe.checkpoint_budget_bytes, seq_len, peaks)
     if recipe.offload_budget_bytes is not None:
@@ -127,6 +114,7 @@ class _Peaks:
     """Predicts the peak of each recipe once."""
 
     job: Job
+    predict: Callable[..., Prediction]
     how: dict[str, Any]
     found: dict[Recipe, int] = field(default_factory=dict)
     held_activation_bytes: int = 0
@@ -135,7 +123,7 @@ class _Peaks:
     def of(self, recipe: Recipe) -> int:
         """The predicted peak of the device."""
         if recipe not in self.found:
-            prediction = predict(self.job, recipe, **self.how)
+            prediction = self.predict(self.job, recipe, **self.how)
             self.found[recipe] = prediction.peak.device_bytes
             self.held_activation_bytes = prediction.breakdown.get("activations", 0)
         return self.found[recipe]

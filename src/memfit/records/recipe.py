@@ -184,7 +184,7 @@ class Recipe:
                 (
                     "the optimizer offloaded",
                     self.offloads_optimizer,
-                    "its gradients are streamed to the CPU already: leave optimizer_in_backward out",
+                    "its gradients are streamed to the CPU already: drop optimizer_in_backward",
                 ),
             ):
                 if is_there:

@@ -17,7 +17,7 @@ _STAGE = re.compile(r"\s*([1-9]\d*)\s*(?::\s*([1-9]\d*)\s*)?")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One sequence length and the last step that has it, counted from 1; None for the last stage."""
+    """One sequence length and the last step that has it, from 1; None for the last stage."""
 
     seq_len: int
     last_step: int | None

@@ -157,7 +157,8 @@ class PendingLogits:
 
     def float(self) -> PendingLogits:
         """A cast to fp32."""
-        return self.to(torch.float32)
+        cast: PendingLogits = self.to(torch.float32)
+        return cast
 
     def contiguous(self) -> PendingLogits:
         """Itself: there is nothing to lay out."""
@@ -180,7 +181,8 @@ class PendingLogits:
     def __truediv__(self, divisor: Any) -> PendingLogits:
         if not isinstance(divisor, (int, float)):
             raise _refused("divides them by a tensor")
-        return self * (1 / divisor)
+        scaled: PendingLogits = self * (1 / divisor)
+        return scaled
 
     @_or_whole
     def tanh(self) -> PendingLogits:

@@ -81,6 +81,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                 parameter.register_post_accumulate_grad_hook(_streaming(self))
 
     param_groups: list[dict[str, Any]]
+    state_is_on_host = True
 
     @property
     def state(self) -> MutableMapping[Tensor, Any]:  # type: ignore[override]

@@ -85,15 +85,15 @@ def _atomic(part: torch.optim.Optimizer, group: dict[str, Any], updated: list[Te
     """
     without_state = [p for p in updated if not part.state.get(p)]
     counts = [state["step"] for p in updated if "step" in (state := part.state.get(p) or {})]
-    versions = [count._version for count in counts]
+    kept = torch.stack(counts) if counts else None
     try:
         _step(part, group, updated)
     except BaseException:
         for parameter in without_state:
             part.state.pop(parameter, None)
-        for count, version in zip(counts, versions, strict=True):
-            if count._version != version:
-                count.sub_(1)
+        if kept is not None:
+            for count, former in zip(counts, kept.unbind(), strict=True):
+                count.copy_(former)
         raise
 
 

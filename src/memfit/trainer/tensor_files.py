@@ -99,7 +99,8 @@ def read_optimizer(
 ) -> None:
     """Gives the optimizer the file's state and ``scalars``, in place of what it had.
 
-    A tensor goes to the device of its parameter; a count of steps does where the optimizer's kernel
+    A tensor goes to the device of its parameter, or stays on the host where the optimizer says
+    ``state_is_on_host``; a count of steps does where the optimizer's kernel
     reads it there (``Optimizer._process_value_according_to_param_policy`` in torch).
 
     Raises:
@@ -113,6 +114,7 @@ def read_optimizer(
         if group.get("fused") or group.get("capturable")
         for parameter in group["params"]
     }
+    on_host = getattr(optimizer, "state_is_on_host", False)
     optimizer.state.clear()
     states: dict[Tensor, dict[str, Any]] = {}
     with _reading(path) as file:
@@ -120,6 +122,7 @@ def read_optimizer(
             kind, _, name = full_name.partition(".")
             parameter, saved = parameters[name], file.get_tensor(full_name)
             on_device = saved.dim() > 0 or parameter in counts_on_device
+            on_device = on_device and not on_host
             value = _like(parameter, saved, parameter.device if on_device else "cpu")
             states.setdefault(parameter, {})[kind] = value.copy_(saved)
     for full_name, scalar in scalars.items():

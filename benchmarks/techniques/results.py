@@ -76,7 +76,7 @@ def _speed(contender: Contender, timed: Sequence[Mapping[str, Any]]) -> float:
         return float(
             sum(one["num_tokens"] for one in timed) / sum(one["cpu_seconds"] for one in timed)
         )
-    return median(one["num_tokens"] / one["cpu_seconds"] for one in timed)
+    return float(median(one["num_tokens"] / one["cpu_seconds"] for one in timed))
 
 
 _HALVES = (

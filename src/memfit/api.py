@@ -15,8 +15,8 @@ from typing import Any
 from memfit.data.text import TextData
 from memfit.job import Job
 from memfit.planner.advice import advise
-from memfit.planner.predict import settled
 from memfit.planner.finder import FoundBatch, largest_batch
+from memfit.planner.predict import settled
 from memfit.records.plan import Plan
 from memfit.records.recipe import Recipe
 from memfit.records.runlog import RunLog, StepRecord

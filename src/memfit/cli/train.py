@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from memfit.trainer.options import TrainOptions
 
 if TYPE_CHECKING:
     from memfit.data.text import TextData
+    from memfit.job import Job
     from memfit.records.prediction import Prediction
     from memfit.records.runlog import RunLog
 
@@ -76,6 +78,10 @@ def train(
         list[str] | None,
         typer.Option(metavar="NAME", help="Tell tensorboard, trackio or wandb of each step too."),
     ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Try the micro-batch for real first; take a smaller if not."),
+    ] = False,
     vocab_size: choices.VocabSize = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json or its folder; trained if not given.")
@@ -170,6 +176,8 @@ def train(
             on_progress=lambda line: console.print(f"predicted {line}", markup=False),
             on_learning=on_learning,
         )
+    if probe:
+        plan, prediction = _probed(job, plan, prediction, text, console)
     print_plan(console, plan)
     with shown_training(console, plan, steps) as (on_step, on_note):
         run_log = train_job(
@@ -187,6 +195,43 @@ def train(
     if html is not None:
         _write_page(prediction, run_log, out, html)
     _report(plan, prediction, run_log, out, json)
+
+
+def _probed(
+    job: Job, plan: Plan, prediction: Prediction, text: TextData, console: Console
+) -> tuple[Plan, Prediction]:
+    """The plan with the largest micro-batch that is left when it is tried on the device."""
+    from memfit.api import find_batch_size
+    from memfit.data.feed import open_feed
+    from memfit.planner.predict import predict
+    from memfit.techniques.accumulation import slice_samples
+
+    recipe, seq_len = plan.recipe, plan.seq_len or 1
+    feed = open_feed(text, recipe=recipe, seq_len=seq_len, seed=0, sequences=recipe.sequences)
+    longest = feed.longest()
+    console.print(f"trying {recipe.batch_size} samples at a time", markup=False)
+    found = find_batch_size(
+        job,
+        recipe,
+        longest_batch=lambda count: slice_samples(longest, 0, count),
+        samples_per_step=recipe.samples_per_step,
+        budget_bytes=plan.budget_bytes,
+        seq_len=seq_len,
+    )
+    samples = recipe.samples_per_step
+    size = max(n for n in range(1, found.batch_size + 1) if samples % n == 0)
+    console.print(f"{size} samples at a time were tried, and fit", markup=False)
+    if size == recipe.batch_size:
+        return plan, prediction
+    recipe = recipe.but(batch_size=size, accumulate=samples // size)
+    prediction = predict(job, recipe, seq_len=seq_len, budget_bytes=plan.budget_bytes)
+    plan = replace(
+        plan,
+        recipe=recipe,
+        predicted_peak_bytes=prediction.peak.device_bytes,
+        reason=f"{plan.reason}; {size} at a time is the largest micro-batch that fits when tried",
+    )
+    return plan, prediction
 
 
 def _longest(recipe: Recipe, seq_len: int | None) -> int | None:

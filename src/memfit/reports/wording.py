@@ -163,8 +163,18 @@ def techniques(recipe: Recipe) -> str:
     """``batch 8 × 4 · bf16 · adamw · checkpointing every:2``, without what is not used."""
     times = f" × {recipe.accumulate}" if recipe.accumulate > 1 else ""
     words = [f"batch {recipe.batch_size}{times}", recipe.precision, recipe.optimizer]
-    if recipe.checkpoint_every is not None:
+    if recipe.optimizer_in_backward:
+        words.append("optimizer in backward")
+    if recipe.checkpointing != "none":
         words.append(f"checkpointing {recipe.checkpointing}")
+    if recipe.loss != "full":
+        words.append(f"loss {recipe.loss}")
+    if recipe.offload != "none":
+        words.append(f"offload {recipe.offload}")
+    if recipe.sequences != "rows":
+        words.append(recipe.sequences)
+    if recipe.stages is not None:
+        words.append(f"lengths {recipe.stages}")
     return " · ".join(words)
 
 

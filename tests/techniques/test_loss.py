@@ -205,3 +205,32 @@ def test_a_head_that_is_frozen_gets_no_gradient():
 def test_the_head_is_found(name, path):
     model = JOBS[name]().model()
     assert output_head(model) is model.get_submodule(path)
+
+
+def test_in_fp16_a_gradient_that_only_scaling_keeps_is_kept():
+    head = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[0.0, 0.0], [-18.0, 0.0]]))
+    chunk_loss(head, CHUNKED)
+    hidden = torch.tensor([[1.0, 0.0]]).expand(24, 2).clone().requires_grad_()
+    targets = torch.zeros(24, dtype=torch.int64)
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = F.cross_entropy(head(hidden), targets, reduction="sum")
+    (loss * 2**16).backward()
+    # The other class has probability exp(-18) = 1.5e-8, below half of fp16's least number.
+    wrong = torch.sigmoid(torch.tensor(-18.0, dtype=torch.float64))
+    expected = torch.stack([-18 * wrong, 0 * wrong]).expand(24, 2) * 2**16
+    torch.testing.assert_close(hidden.grad.double(), expected, rtol=2e-3, atol=1e-9)
+
+
+def test_in_bf16_chunks_add_up_without_losing_the_last():
+    torch.manual_seed(0)
+    head = nn.Linear(8, 16, dtype=torch.bfloat16)
+    chunk_loss(head, CHUNKED)
+    hidden = (1 + torch.rand(4000, 8)).bfloat16()
+    targets = torch.zeros(4000, dtype=torch.int64)
+    F.cross_entropy(head(hidden), targets, reduction="sum").backward()
+    full = [p.detach().double().requires_grad_() for p in head.parameters()]
+    F.cross_entropy(F.linear(hidden.double(), *full), targets, reduction="sum").backward()
+    for one, other in zip(head.parameters(), full, strict=True):
+        assert (one.grad.double() - other.grad).norm() < 5e-3 * other.grad.norm()

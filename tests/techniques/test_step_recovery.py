@@ -30,10 +30,10 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(11, 8)
-        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-        self.norm = nn.BatchNorm1d(8)
-        self.head = nn.Linear(8, 11)
+        self.embedding = nn.Embedding(11, 32)
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+        self.norm = nn.BatchNorm1d(32)
+        self.head = nn.Linear(32, 11)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)  # (B, T, C)

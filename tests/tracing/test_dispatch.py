@@ -213,7 +213,8 @@ def test_what_is_alive_after_a_step_is_parameters_and_state() -> None:
         pieces.take_step(applied, 1, lambda: job.batch(1, 16), observer)
         observer.phase("eval")
         parts["parameters"] = sum(p.nbytes for p in applied.model.parameters())
-        parts["optimizer_state"] = 2 * parts["parameters"]
+        counts_of_steps = 4 * len(list(applied.model.parameters()))
+        parts["optimizer_state"] = 2 * parts["parameters"] + counts_of_steps
         kept.append(applied)
 
     kept: list[object] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -142,7 +143,15 @@ def struck_step(applied: Applied, batch: Any, at: int) -> tuple[StepOutcome, Out
     return outcome, mode
 
 
-EVERY = 7
+@pytest.fixture(autouse=True, scope="module")
+def _quick_garbage_collection() -> Iterator[None]:
+    """Each out-of-memory collects garbage, which looks at all that libraries have made."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+EVERY = 11
 """Ops between two that are struck; another k-th one in each test."""
 
 RECIPES = [

@@ -24,7 +24,7 @@ help:
 	@echo "make benchmarks  print what the benchmarks measure"
 	@echo "make accuracy    predict what others measured, and write docs/accuracy.md: minutes"
 	@echo "make techniques  measure every technique beside Hugging Face's Trainer, and write"
-	@echo "                 docs/techniques.md: a quarter of an hour"
+	@echo "                 docs/techniques.md: long; the first of ten groups took 8 minutes"
 	@echo "make everything  train with every technique at once, beside the plain run: minutes"
 	@echo "make test-torch TORCH=2.14.1"
 	@echo "                 run the tests of the virtual GPU with another torch"

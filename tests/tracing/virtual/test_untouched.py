@@ -136,9 +136,14 @@ def test_an_interrupt_leaves_torch_as_it_was_and_ends_the_child(tmp_path: Path) 
 
     before = state()
     thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        trace_script(script, card=find("rtx-4090"), version=VERSION)
+    # What a shell starts in the background ignores interrupts, and so would the tests in it.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            trace_script(script, card=find("rtx-4090"), version=VERSION)
+    finally:
+        signal.signal(signal.SIGINT, former)
     thread.join()
     assert state() == before
     with pytest.raises(ProcessLookupError):

@@ -2,8 +2,8 @@
 
     python -m benchmarks.techniques [--quick] [--only TEXT]
 
-``--quick`` takes a model of milliseconds to try the benchmark itself, ``--only`` the groups whose
-name contains the text; both write nothing.
+``--only`` runs the groups whose name contains the text, and keeps what earlier calls found of the
+others.  ``--quick`` takes a model of milliseconds to try the benchmark itself, and writes nothing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.techniques.contenders import GROUPS, quick
-from benchmarks.techniques.markdown import asked_for, page, sentence, table, with_measured
-from benchmarks.techniques.results import Result, aims
+from benchmarks.techniques.markdown import (
+    asked_for,
+    described,
+    page,
+    sentence,
+    table,
+    with_measured,
+)
+from benchmarks.techniques.results import aims
 from benchmarks.techniques.rounds import run_group
+from benchmarks.techniques.stored import keep, stored
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -32,37 +39,46 @@ def main() -> int:
     def on_progress(line: str) -> None:
         print(f"[{time.perf_counter() - started:4.0f} s] {line}", flush=True)
 
-    results: dict[str, Sequence[Result]] = {}
+    failed = False
     for group in GROUPS:
         if options.only.lower() not in group.name:
             continue
         group = quick(group) if options.quick else group
-        found = results[group.name] = run_group(group, on_progress, is_quick=options.quick)
+        found = run_group(group, on_progress, is_quick=options.quick)
+        failed = failed or any(one.error for one in found)
         print("\n".join(table(group, found)))
         for aim in aims(group, found):
             print(f"{'pass' if aim.passed else 'miss'}: {aim.words}: {aim.found}", flush=True)
-        if not options.quick and not options.only:  # each time: a stopped run leaves its part
-            write(results)
-    return int(any(one.error for found in results.values() for one in found))
+        if not options.quick:  # each time: a stopped run leaves its part
+            keep(group, found)
+            write()
+    return int(failed)
 
 
-def write(results: Mapping[str, Sequence[Result]]) -> None:
+def write() -> None:
     """The page of tables, and the measured cost on each how-to page."""
-    (DOCS / "techniques.md").write_text(page(results, GROUPS), encoding="utf-8")
-    sentences = {
-        one.contender.key: sentence(group, one, results[group.name])
-        for group in reversed(GROUPS)
-        if group.name in results
-        for one in results[group.name]
+    measured = stored(GROUPS)
+    (DOCS / "techniques.md").write_text(page(measured, GROUPS), encoding="utf-8")
+    groups = [group for group in GROUPS if group.name in measured]
+    said = {
+        f"table:{one.name}": "\n".join(
+            [described(one), "", *table(one, measured[one.name].results)]
+        )
+        for one in groups
+    }
+    said |= {
+        one.contender.key: sentence(group, one, measured[group.name].results)
+        for group in reversed(groups)
+        for one in measured[group.name].results
         if not one.error
     }
     for path in sorted((DOCS / "how-to").glob("*.md")):
         text = path.read_text(encoding="utf-8")
         for key in asked_for(text):
-            if key not in sentences and len(results) == len(GROUPS):
+            if key not in said and len(groups) == len(GROUPS):
                 print(f"{path.name} asks for {key}, which was not measured")
-        path.write_text(with_measured(text, sentences), encoding="utf-8")
-    print(f"Wrote docs/techniques.md and docs/how-to ({len(results)} of {len(GROUPS)} groups)")
+        path.write_text(with_measured(text, said), encoding="utf-8")
+    print(f"Wrote docs/techniques.md and docs/how-to ({len(groups)} of {len(GROUPS)} groups)")
 
 
 if __name__ == "__main__":

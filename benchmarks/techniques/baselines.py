@@ -72,7 +72,8 @@ def run_trainer(contender: Contender, size: Size, turns: Turns) -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             output_dir=folder,
-            per_device_train_batch_size=size.batch_size,
+            per_device_train_batch_size=contender.recipe.get("batch_size", size.batch_size),
+            gradient_accumulation_steps=contender.recipe.get("accumulate", 1),
             optim="adamw_torch_fused",
             learning_rate=RECIPE.peak_learning_rate,
             adam_beta1=BETAS[0],

@@ -47,7 +47,7 @@ class Contender:
     the loss without a model."""
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the Recipe, beside the batch size."""
+    """Fields of the Recipe, beside the batch size; a Trainer takes batch size and accumulation."""
 
     gelu: str = FUSED_GELU
     checkpointing: bool = False
@@ -102,16 +102,50 @@ FULL = Contender(
     recipe={"loss": "chunked", "checkpointing": "full"},
 )
 
+HALF = Contender(
+    key="loss-chunked-half",
+    title="loss chunked, checkpointing budget:512MiB",
+    recipe={"loss": "chunked", "checkpointing": "budget:512MiB"},
+)
+"""Half of what the checkpointed Trainer takes is 513 MiB."""
+
+_IN_PIECES = {"batch_size": 2, "accumulate": 4}
+PIECES = replace(
+    SELECTIVE,
+    key="loss-chunked-pieces",
+    title=f"{SELECTIVE.title}, 4 x 2 samples",
+    recipe={**SELECTIVE.recipe, **_IN_PIECES},
+)
+
 _IN_BACKWARD = {"clip_norm": None, "optimizer_in_backward": True}
 
 ENGINE = Contender(key="engine", title="memfit train, nothing applied", kind="engine")
 
 MAIN = Group(
-    name="vocabulary 8,192",
+    name="vocabulary-8192",
     title="Vocabulary 8,192",
     size=Size(vocab_size=8_192, batch_size=8),
     baseline="trainer",
     contenders=(*TRAINERS, PLAIN, SELECTIVE, FULL),
+)
+
+AT_HALF = Group(
+    name="at half",
+    title="At half the peak of the checkpointed Trainer",
+    size=MAIN.size,
+    baseline="trainer-checkpointed",
+    contenders=(
+        TRAINERS[2],
+        replace(
+            TRAINERS[2],
+            key="trainer-pieces",
+            title=f"{TRAINERS[2].title}, 4 x 2 samples",
+            recipe=_IN_PIECES,
+        ),
+        FULL,
+        HALF,
+        PIECES,
+    ),
 )
 
 LOSS = Group(
@@ -140,27 +174,40 @@ OVERHEAD = Group(
     timed_rounds=7,
 )
 
-TECHNIQUES = Group(
-    name="techniques",
-    title="One technique at a time",
-    size=Size(vocab_size=8_192, batch_size=4),
+LOSS_IN_A_MODEL = Group(
+    name="loss in a model",
+    title="The loss in a model, and freed memory",
+    size=OVERHEAD.size,
     baseline="memfit",
     contenders=(
         PLAIN,
         CHUNKED,
-        Contender(
-            key="checkpointing-selective",
-            title="checkpointing selective",
-            recipe={"checkpointing": "selective"},
-        ),
-        Contender(
-            key="checkpointing-full",
-            title="checkpointing full",
-            recipe={"checkpointing": "full"},
-        ),
         FULL,
         replace(
             FULL, key="resident", title=f"{FULL.title}, freed memory given back", gives_back=True
+        ),
+    ),
+)
+
+CHECKPOINTING = Group(
+    name="checkpointing",
+    title="Checkpointing",
+    size=OVERHEAD.size,
+    baseline="memfit",
+    contenders=(
+        PLAIN,
+        *(
+            Contender(
+                key=f"checkpointing-{key}",
+                title=f"checkpointing {checkpointing}",
+                recipe={"checkpointing": checkpointing},
+            )
+            for key, checkpointing in (
+                ("selective", "selective"),
+                ("full", "full"),
+                ("every-2", "every:2"),
+                ("budget", "budget:800MiB"),
+            )
         ),
     ),
 )
@@ -220,7 +267,7 @@ OPTIMIZERS = Group(
 )
 
 MUON = Group(
-    name="optimizers: muon and lion",
+    name="muon",
     title="Optimizers: Muon and Lion",
     size=OPTIMIZERS.size,
     baseline="optimizer-adamw",
@@ -237,7 +284,7 @@ MUON = Group(
 _FP32 = Contender(key="fp32", title="fp32, 2 samples")
 
 CLAIMS = Group(
-    name="precision, accumulation",
+    name="precision",
     title="Precision and accumulation",
     size=Size(vocab_size=8_192, batch_size=2),
     baseline="fp32",
@@ -279,7 +326,7 @@ OFFLOAD = Group(
 )
 
 LARGE = Group(
-    name="vocabulary 50,257",
+    name="vocabulary-50257",
     title="Vocabulary 50,257",
     size=Size(vocab_size=50_257, batch_size=8),
     baseline="trainer",
@@ -287,18 +334,37 @@ LARGE = Group(
     timed_rounds=1,
 )
 
-GROUPS = (MAIN, LOSS, OVERHEAD, TECHNIQUES, SEQUENCES, OPTIMIZERS, MUON, CLAIMS, OFFLOAD, LARGE)
+GROUPS = (
+    MAIN,
+    AT_HALF,
+    LOSS,
+    OVERHEAD,
+    LOSS_IN_A_MODEL,
+    CHECKPOINTING,
+    SEQUENCES,
+    OPTIMIZERS,
+    MUON,
+    CLAIMS,
+    OFFLOAD,
+    LARGE,
+)
 """In the order they run: what a stopped run must not miss comes first, the dearest last.  A group
 has at most six contenders, which is what memory holds side by side."""
+
+
+_QUICK = {
+    "256:1000,1024": "32:1000,128",
+    "budget:512MiB": "budget:12MiB",
+    "budget:800MiB": "budget:12MiB",
+}
+"""What stands in the recipes for a model of milliseconds."""
 
 
 def quick(group: Group) -> Group:
     """The same contenders on a model of milliseconds a step, to try the benchmark itself."""
     size = replace(group.size, vocab_size=512, num_layers=2, dim=64, num_heads=2, seq_len=128)
     contenders = tuple(
-        replace(one, recipe={**one.recipe, "seq_schedule": "32:1000,128"})
-        if "seq_schedule" in one.recipe
-        else one
+        replace(one, recipe={name: _QUICK.get(value, value) for name, value in one.recipe.items()})
         for one in group.contenders
     )
     return replace(group, size=size, contenders=contenders, timed_rounds=2)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.techniques.contenders import Group
 from benchmarks.techniques.results import Result, aims
+from benchmarks.techniques.stored import Measured
 
 TEMPLATE = Path(__file__).with_name("page.md")
 
@@ -16,15 +17,26 @@ _MEASURED = re.compile(r"<!-- measured: (\S+) -->\n(?:.*?<!-- end measured -->\n
 MiB = 1 << 20
 
 
-def page(results: Mapping[str, Sequence[Result]], groups: Sequence[Group]) -> str:
+def page(measured: Mapping[str, Measured], groups: Sequence[Group]) -> str:
     """The whole page, of the groups that were run."""
-    missing = [group.title for group in groups if group.name not in results]
-    groups = [group for group in groups if group.name in results]
+    missing = [group.title for group in groups if group.name not in measured]
+    groups = [group for group in groups if group.name in measured]
     parts = [f"**Not run:** {'; '.join(missing)}.", ""] if missing else []
     for group in groups:
-        parts += [f"## {group.title}", "", *table(group, results[group.name]), ""]
+        found = measured[group.name]
+        parts += [f"## {group.title}", "", f"{described(group)} torch {found.torch}, {found.when}."]
+        parts += ["", *table(group, found.results), ""]
     return TEMPLATE.read_text().format(
-        aims="\n".join(_aims(results, groups)), groups="\n".join(parts).rstrip()
+        aims="\n".join(_aims(measured, groups)), groups="\n".join(parts).rstrip()
+    )
+
+
+def described(group: Group) -> str:
+    """The sizes, as a line above the table."""
+    size = group.size
+    return (
+        f"Vocabulary {size.vocab_size:,}, {size.batch_size} x {size.seq_len:,} tokens a step "
+        "where nothing else is said."
     )
 
 
@@ -59,9 +71,10 @@ def sentence(group: Group, result: Result, results: Sequence[Result]) -> str:
     speed = result.tokens_per_cpu_second / base.tokens_per_cpu_second
     words = (
         f"Measured on a GPT-2 of {size.num_layers} layers and {size.dim} wide, vocabulary "
-        f"{size.vocab_size:,}, {samples} x {size.seq_len:,} tokens a micro-batch on a CPU: a "
-        f"tensor peak of {_mib(result.tensor_peak_bytes)} MiB where {base.contender.title} has "
-        f"{_mib(base.tensor_peak_bytes)}, at {speed:.2f} of its speed."
+        f"{size.vocab_size:,}, {samples} x {size.seq_len:,} tokens a micro-batch on a CPU: "
+        f"**{result.contender.title}** has a tensor peak of {_mib(result.tensor_peak_bytes)} MiB "
+        f"where {base.contender.title}, has {_mib(base.tensor_peak_bytes)}, "
+        f"at {speed:.2f} of its speed."
     )
     if result.state_bytes is not None and group.name == "optimizers":
         words += f" Its state takes {_mib(result.state_bytes)} MiB."
@@ -84,10 +97,10 @@ def asked_for(text: str) -> list[str]:
     return [match[1] for match in _MEASURED.finditer(text)]
 
 
-def _aims(results: Mapping[str, Sequence[Result]], groups: Sequence[Group]) -> list[str]:
+def _aims(measured: Mapping[str, Measured], groups: Sequence[Group]) -> list[str]:
     lines = ["| aim | found | |", "|---|---|---|"]
     for group in groups:
-        for aim in aims(group, results[group.name]):
+        for aim in aims(group, measured[group.name].results):
             verdict = "reached" if aim.passed else "missed"
             lines.append(f"| {group.title}: {aim.words} | {aim.found} | {verdict} |")
     return lines

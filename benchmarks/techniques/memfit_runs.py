@@ -17,9 +17,13 @@ from benchmarks.techniques.turns import CAPTURED_STEPS, Turns
 from memfit.data.feed import Feed, open_feed
 from memfit.data.filling import filled
 from memfit.data.text import TextData, load
+from memfit.job import Job
 from memfit.observer import Unwatched
+from memfit.planner.predict import settled
+from memfit.records.recipe import Recipe
 from memfit.records.runlog import StepRecord
 from memfit.techniques import run
+from memfit.techniques.optimizer import import_library
 
 DATA = "python"
 """The text that Python carries: what the demo trains on."""
@@ -29,7 +33,10 @@ def run_memfit(contender: Contender, size: Size, turns: Turns) -> None:
     """Steps over random tokens."""
     job, samples = job_of(contender, size), samples_of(contender, size)
     batch = partial(job.batch, samples, size.seq_len)
-    _take_turns(contender, size, turns, lambda step: batch(), lambda step: None)
+    recipe = settled(job, recipe_of(contender, size), seq_len=size.seq_len)
+    import_library(recipe)
+    turns.ready()
+    _take_turns(job, recipe, turns, lambda step: batch(), lambda step: None)
 
 
 def run_feed(contender: Contender, size: Size, turns: Turns) -> None:
@@ -39,6 +46,8 @@ def run_feed(contender: Contender, size: Size, turns: Turns) -> None:
     feed: Feed = open_feed(
         data, recipe=recipe, seq_len=size.seq_len, seed=0, sequences=recipe.sequences
     )
+    job = job_of(contender, size)
+    turns.ready()
     if contender.pads:
         pieces = data.train_documents.pieces(size.seq_len)
         order = np.random.default_rng(0).permutation(len(pieces))
@@ -55,11 +64,11 @@ def run_feed(contender: Contender, size: Size, turns: Turns) -> None:
                 with_positions=False,
             )
 
-        _take_turns(contender, size, turns, padded, lambda step: None)
+        _take_turns(job, recipe, turns, padded, lambda step: None)
         return
     _take_turns(
-        contender,
-        size,
+        job,
+        recipe,
         turns,
         lambda step: feed.batch(step - 1),
         lambda step: feed.batch_size(step - 1, recipe.batch_size),
@@ -67,14 +76,14 @@ def run_feed(contender: Contender, size: Size, turns: Turns) -> None:
 
 
 def _take_turns(
-    contender: Contender,
-    size: Size,
+    job: Job,
+    recipe: Recipe,
     turns: Turns,
     make_batch: Callable[[int], Any],
     batch_size: Callable[[int], int | None],
 ) -> None:
     torch.manual_seed(0)
-    applied = run.build(job_of(contender, size), recipe_of(contender, size), turns.capture)
+    applied = run.build(job, recipe, turns.capture)
     number = 0
     while turns.wait():
         number += 1

@@ -82,7 +82,8 @@ def _speed(contender: Contender, timed: Sequence[Mapping[str, Any]]) -> float:
 _HALVES = (
     ("trainer", "loss-chunked-selective", 0.95),
     ("trainer-tanh", "loss-chunked-selective", 0.95),
-    ("trainer-checkpointed", "loss-chunked-full", 1.2),
+    ("trainer-checkpointed", "loss-chunked-half", 1.2),
+    ("trainer-checkpointed", "loss-chunked-pieces", 1.2),
 )
 """A Trainer, the row of memfit's that is held against it, and the least part of its speed."""
 

@@ -21,6 +21,8 @@ RUNS = {
 }
 
 RECORD_THEMSELVES = ("engine", "loss")
+PREPARE_BEFORE = ("memfit", "feed", "loss")
+"""What they do before the first turn is not the run's: data read, a budget settled."""
 
 
 def main() -> None:
@@ -33,7 +35,7 @@ def main() -> None:
         from memfit.trainer.resident import give_freed_tensors_back
 
         assert give_freed_tensors_back()
-    if contender.kind != "loss":  # which is ready when its tensors are there
+    if contender.kind not in PREPARE_BEFORE:
         turns.ready()
     RUNS[contender.kind](contender, group.size, turns)
 

@@ -1,10 +1,12 @@
 """docs/techniques.md and the how-to pages get what was measured, and nothing else changes."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks.techniques.contenders import CHUNKED, GROUPS, MAIN, PLAIN
 from benchmarks.techniques.markdown import asked_for, page, sentence, table, with_measured
 from benchmarks.techniques.results import Result
+from benchmarks.techniques.stored import Measured, keep, stored
 
 MiB = 1 << 20
 FOUND = [
@@ -40,7 +42,7 @@ def test_a_second_time_replaces_the_first() -> None:
 
 def test_the_sentence_has_the_row_beside_the_plain_one() -> None:
     said = sentence(MAIN, FOUND[1], FOUND)
-    assert "1,400 MiB where memfit, nothing applied has 2,000, at 0.98 of its speed" in said
+    assert "1,400 MiB where memfit, nothing applied, has 2,000, at 0.98 of its speed" in said
 
 
 def test_a_row_says_whether_the_prediction_was_exact() -> None:
@@ -55,13 +57,14 @@ def test_a_failed_contender_says_why() -> None:
 
 
 def test_the_page_has_every_group() -> None:
-    text = page({group.name: FOUND for group in GROUPS}, GROUPS)
+    text = page({group.name: Measured(FOUND, "2026-11-30", "2.13.0") for group in GROUPS}, GROUPS)
     assert [group.title for group in GROUPS if f"## {group.title}\n" not in text] == []
 
 
 def test_the_page_says_which_groups_were_not_run() -> None:
-    text = page({MAIN.name: FOUND}, GROUPS)
+    text = page({MAIN.name: Measured(FOUND, "2026-11-30", "2.13.0")}, GROUPS)
     assert f"**Not run:** {GROUPS[1].title};" in text
+    assert "Vocabulary 8,192, 8 x 1,024 tokens a step" in text and "2.13.0, 2026-11-30." in text
     assert f"## {GROUPS[1].title}\n" not in text
 
 
@@ -69,3 +72,14 @@ def test_a_sentence_speaks_of_the_recipes_own_batch() -> None:
     small = replace(FOUND[1], contender=replace(CHUNKED, recipe={"batch_size": 1}))
     assert " 1 x 1,024 tokens" in sentence(MAIN, small, FOUND)
     assert " 8 x 1,024 tokens" in sentence(MAIN, FOUND[1], FOUND)
+
+
+def test_what_an_earlier_call_found_is_kept_to_the_last_figure(tmp_path: Path) -> None:
+    group = replace(MAIN, contenders=(PLAIN, CHUNKED))
+    keep(group, FOUND, tmp_path)
+    assert stored([group, MAIN], tmp_path)[group.name].results == FOUND
+
+
+def test_a_group_that_has_changed_since_counts_as_not_run(tmp_path: Path) -> None:
+    keep(replace(MAIN, contenders=(PLAIN, CHUNKED)), FOUND, tmp_path)
+    assert stored([MAIN], tmp_path) == {}

@@ -81,7 +81,8 @@ def test_the_first_step_and_untimed_ones_are_left_out_of_the_median() -> None:
 @pytest.mark.parametrize("group", [*GROUPS, *map(quick, GROUPS)], ids=lambda group: group.name)
 def test_every_recipe_of_the_benchmark_is_one(group) -> None:  # type: ignore[no-untyped-def]
     for one in group.contenders:
-        assert recipe_of(one, group.size).is_settled
+        budget = "budget" in str(one.recipe.get("checkpointing"))
+        assert recipe_of(one, group.size).is_settled is not budget
 
 
 def test_a_group_has_no_key_twice_its_baseline_and_six_contenders_at_most() -> None:

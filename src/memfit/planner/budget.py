@@ -20,7 +20,7 @@ from memfit.records.prediction import Prediction
 from memfit.records.recipe import Recipe
 from memfit.units import MiB, format_size
 
-LADDER = ("none", "every:4", "every:2", "full")
+LADDER = ("none", "selective", "every:2", "full")
 """Checkpointing, from the fastest to the leanest."""
 
 

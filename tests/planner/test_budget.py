@@ -197,3 +197,30 @@ def test_a_job_that_cannot_be_predicted_is_refused_with_its_own_words():
 
     with pytest.raises(BadInput, match="size depends on values"):
         fit_to_budget(job, Recipe(), target="x", budget_bytes=MiB, samples_per_step=1)
+
+
+def test_a_budget_of_checkpointing_is_met_with_a_smaller_micro_batch():
+    def fit_within(num_bytes: int) -> Plan:
+        recipe = Recipe(checkpointing=f"budget:{num_bytes}")
+        return fit(1 << 40, recipe=recipe, keep_checkpointing=True)
+
+    with pytest.raises(DoesNotFit, match="by checkpointing alone") as caught:
+        fit_within(1024)
+    smallest = caught.value.smallest_bytes
+
+    plan = fit_within(smallest)
+
+    assert (plan.recipe.batch_size, plan.recipe.accumulate) == (1, SAMPLES)
+    assert plan.predicted_peak_bytes <= smallest
+    assert fit_within(3 * smallest).recipe.batch_size > 1
+
+
+def test_an_optimizer_in_backward_keeps_the_step_whole_and_recomputes_instead():
+    recipe = Recipe(optimizer_in_backward=True, clip_norm=None)
+    whole = fit(1 << 40, recipe=recipe)
+
+    plan = fit(whole.predicted_peak_bytes - 1, recipe=recipe)
+
+    assert plan.recipe.accumulate == 1
+    assert plan.recipe.checkpointing != "none"
+    assert f"checkpointing {plan.recipe.checkpointing} is the least that fits" in plan.reason

@@ -65,7 +65,7 @@ def fit_to_budget(
         on_learning=on_learning,
     )
     rungs = (recipe.checkpointing,) if keep_checkpointing else LADDER
-    sizes = [recipe.batch_size] if keep_batch_size else _divisors(samples_per_step)
+    sizes = _sizes(recipe, samples_per_step, keep_batch_size)
     for checkpointing in rungs:
         try:
             found = search.largest_batch(checkpointing, sizes)
@@ -77,6 +77,9 @@ def fit_to_budget(
         if found is not None:
             reason = _reason(_recipe(found), keep_batch_size, keep_checkpointing)
             return _plan(job, found, search.tried, target, reason), found
+    if not search.tried:
+        # No choice is inside the budget that the recipe itself sets to a technique.
+        raise min(search.refused, key=lambda error: error.smallest_bytes)
     raise _does_not_fit(search.tried)
 
 
@@ -92,6 +95,8 @@ class _Search:
     on_progress: Callable[[str], None] | None
     on_learning: Callable[[int, int], None] | None
     tried: list[Prediction] = field(default_factory=list)
+    refused: list[DoesNotFit] = field(default_factory=list)
+    """What a budget inside the recipe (of checkpointing, of offload) left no choice for."""
 
     def largest_batch(self, checkpointing: str, sizes: list[int]) -> Prediction | None:
         """The prediction of the largest of ``sizes`` (ascending) that fits; None if none does.
@@ -103,34 +108,42 @@ class _Search:
         guess = high
         while low <= high:
             prediction = self._predict(checkpointing, sizes[guess])
-            if prediction.fits == "yes":
+            if prediction is not None and prediction.fits == "yes":
                 best, low = prediction, guess + 1
             else:
                 high = guess - 1
             guess = (low + high) // 2
         return best
 
-    def _predict(self, checkpointing: str, batch_size: int) -> Prediction:
+    def _predict(self, checkpointing: str, batch_size: int) -> Prediction | None:
         recipe = self.recipe.but(
             checkpointing=checkpointing,
             batch_size=batch_size,
             accumulate=self.samples_per_step // batch_size,
         )
-        prediction = predict(
-            self.job,
-            recipe,
-            seq_len=self.seq_len,
-            budget_bytes=self.budget_bytes,
-            on_progress=self.on_learning,
-        )
-        self.tried.append(prediction)
-        if self.on_progress is not None:
-            verdict = "fits" if prediction.fits == "yes" else "does not fit"
-            self.on_progress(
-                f"{batch_size} × {recipe.accumulate} samples, checkpointing {checkpointing}: "
-                f"{format_size(prediction.peak.device_bytes)}, {verdict}"
+        try:
+            prediction = predict(
+                self.job,
+                recipe,
+                seq_len=self.seq_len,
+                budget_bytes=self.budget_bytes,
+                on_progress=self.on_learning,
             )
+        except DoesNotFit as error:
+            self.refused.append(error)
+            self._say(recipe, error.smallest_bytes, fits=False)
+            return None
+        self.tried.append(prediction)
+        self._say(recipe, prediction.peak.device_bytes, fits=prediction.fits == "yes")
         return prediction
+
+    def _say(self, recipe: Recipe, peak_bytes: int, *, fits: bool) -> None:
+        if self.on_progress is not None:
+            self.on_progress(
+                f"{recipe.batch_size} × {recipe.accumulate} samples, checkpointing "
+                f"{recipe.checkpointing}: {format_size(peak_bytes)}, "
+                f"{'fits' if fits else 'does not fit'}"
+            )
 
 
 def _plan(job: Job, chosen: Prediction, tried: list[Prediction], target: str, reason: str) -> Plan:
@@ -159,7 +172,7 @@ def _plan(job: Job, chosen: Prediction, tried: list[Prediction], target: str, re
 def _reason(chosen: Recipe, keep_batch_size: bool, keep_checkpointing: bool) -> str:
     if keep_checkpointing:
         twice = "checkpointing is as asked"
-    elif chosen.checkpoint_every is None:
+    elif chosen.checkpointing == "none":
         twice = "nothing is computed twice"
     else:
         twice = f"checkpointing {chosen.checkpointing} is the least that fits"
@@ -194,6 +207,15 @@ def _recipe(prediction: Prediction) -> Recipe:
     """The recipe of a job's prediction; only a script's has none."""
     assert prediction.recipe is not None
     return prediction.recipe
+
+
+def _sizes(recipe: Recipe, samples_per_step: int, keep_batch_size: bool) -> list[int]:
+    """Micro-batches to choose from, ascending."""
+    if keep_batch_size:
+        return [recipe.batch_size]
+    if recipe.optimizer_in_backward:  # each micro-batch would update the weights
+        return [samples_per_step]
+    return _divisors(samples_per_step)
 
 
 def _divisors(number: int) -> list[int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from memfit.data.documents import Documents
 from memfit.data.filling import filled
 from memfit.data.order import shuffled
-from memfit.data.packing import PackedRows, joined, pack
+from memfit.data.packing import PackedRows, cut_pieces, joined, pack
 from memfit.records.stages import Stages
 
 
@@ -76,9 +76,11 @@ class PackedFeed:
         self._documents = documents
         self._padding_id = padding_id
         self._longest = stages.longest
-        self._stretches = _stretches(pieces[0], tokens_per_step, stages, seed % (1 << 64))
+        self._stretches = _stretches(
+            documents, pieces[0], tokens_per_step, stages, seed % (1 << 64)
+        )
         self._order: tuple[tuple[int, ...], np.ndarray] = ((), np.empty(0, dtype=np.int64))
-        rows = pack(pieces[1], stages.longest)
+        rows = _packed(held_out, pieces[1], stages.longest)
         self.held_out: list[Callable[[], dict[str, Tensor]]] = [
             partial(
                 self._filled,
@@ -124,8 +126,18 @@ class PackedFeed:
         return filled(documents, rows, seq_len, padding_id=self._padding_id, with_positions=True)
 
 
+def _packed(documents: Documents, pieces: np.ndarray, row_len: int) -> PackedRows:
+    """Rows of pieces that each have a target.
+
+    A long conversation is cut at a shorter stage, perhaps where nobody answers: nothing is lost
+    with such a piece, and a step of nothing else would have no loss.
+    """
+    cut = cut_pieces(pieces, row_len)
+    return pack(cut[documents.num_targets(cut) > 0], row_len)
+
+
 def _stretches(
-    pieces: np.ndarray, tokens_per_step: int, stages: Stages, seed: int
+    documents: Documents, pieces: np.ndarray, tokens_per_step: int, stages: Stages, seed: int
 ) -> list[_Stretch]:
     found: list[_Stretch] = []
     for number, stage in enumerate(stages.stages):
@@ -134,7 +146,7 @@ def _stretches(
             before = found[-1]
             first_step = stages.stages[number - 1].last_step or 0
             unused, epoch = _left_over(before, first_step - before.first_step)
-            rest = pack(unused, stage.seq_len) if len(unused) else None
+            rest = _packed(documents, unused, stage.seq_len) if len(unused) else None
         found.append(
             _Stretch(
                 number=number,
@@ -142,7 +154,7 @@ def _stretches(
                 seq_len=stage.seq_len,
                 samples=tokens_per_step // stage.seq_len,
                 rest=rest,
-                whole=pack(pieces, stage.seq_len),
+                whole=_packed(documents, pieces, stage.seq_len),
                 epoch=epoch,
                 seed=seed,
             )

@@ -19,7 +19,7 @@ from memfit.techniques.in_backward import update_in_backward
 from memfit.techniques.loss import chunk_loss
 from memfit.techniques.offloaded_optimizer import offload_optimizer
 from memfit.techniques.optimizer import build_optimizer
-from memfit.techniques.precision import building_context
+from memfit.techniques.precision import building_context, check_parameters
 from memfit.techniques.step import Step
 
 
@@ -59,6 +59,7 @@ def apply(
         model = job.model()
     model.to(device)
     model.train()
+    check_parameters(model, recipe)
     # The head first: it is never inside a block.
     chunk_loss(model, recipe)
     # Before the optimizer: nothing here replaces a parameter, and blocks are still bare modules.

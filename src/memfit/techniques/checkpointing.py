@@ -46,6 +46,9 @@ def checkpoint_blocks(model: nn.Module, recipe: Recipe) -> None:
     for block, is_whole in chosen_blocks(_parts_said(model), recipe):
         # On the instance, so that names in state_dict stay as they are; as a method of it, so that
         # the block of a deep copy checkpoints itself and not the one it was copied from.
+        before = block.__dict__.get("forward")
+        if getattr(before, "__func__", None) not in (_checkpointed, _selective):
+            block._forward_before = before  # type: ignore[assignment]  # no module of it
         block.forward = MethodType(_checkpointed if is_whole else _selective, block)
 
 
@@ -174,11 +177,12 @@ def _selective(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _run(
     block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], contexts: Callable[[], Any]
 ) -> Any:
-    forward = type(block).forward
+    # Another library may have put a forward on this very block; a deep copy has its own of it.
+    forward = block.__dict__["_forward_before"] or MethodType(type(block).forward, block)
     if not torch.is_grad_enabled():
-        return forward(block, *args, **kwargs)
+        return forward(*args, **kwargs)
     with set_checkpoint_early_stop(True):
-        return checkpoint(forward, block, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 class _Again:

@@ -36,6 +36,7 @@ def chunk_loss(model: nn.Module, recipe: Recipe) -> None:
     """
     if recipe.loss == "chunked":
         head = output_head(model)
+        _check_is_plain(model, head)
         # On the instance, as a method of it: names stay, and a deep copy has a head of its own.
         head.forward = MethodType(_pending, head)  # type: ignore[method-assign]
 
@@ -70,6 +71,18 @@ def output_head(model: nn.Module) -> nn.Linear:
     raise BadInput(
         f"{type(model).__name__} has no linear layer that could make logits, so its loss cannot be "
         "computed in chunks: write --loss full"
+    )
+
+
+def _check_is_plain(model: nn.Module, head: nn.Linear) -> None:
+    former = vars(head).get("forward")
+    is_pending = getattr(former, "__func__", None) is _pending
+    if type(head).forward is nn.Linear.forward and (former is None or is_pending):
+        return
+    raise BadInput(
+        f"the head of {type(model).__name__}, a {type(head).__name__}, has a forward of its own, "
+        "which a loss in chunks would leave out: write --loss full, or make the head an nn.Linear "
+        "and do the rest before or after it"
     )
 
 

@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
+from torch import nn
 
+from memfit.errors import BadInput
 from memfit.records.recipe import Recipe
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -35,6 +37,24 @@ def forward_context(recipe: Recipe, device_type: str) -> AbstractContextManager[
 def gradient_scaler(recipe: Recipe, device_type: str) -> torch.amp.GradScaler | None:
     """The scaler that fp16 needs, with PyTorch's settings; None for every other precision."""
     return torch.amp.GradScaler(device_type) if recipe.precision == "fp16" else None
+
+
+def check_parameters(model: nn.Module, recipe: Recipe) -> None:
+    """Refuses what a gradient scaler cannot unscale.
+
+    Raises:
+        BadInput: the recipe is fp16, and a parameter is float16 itself.
+    """
+    if recipe.precision != "fp16":
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.dtype == torch.float16:
+            raise BadInput(
+                f"parameter {name} is float16, and the gradients of float16 parameters cannot be "
+                "unscaled without overflowing: with precision fp16 parameters stay fp32 and "
+                "autocast narrows them; build the model in fp32 (without .half() or "
+                "torch_dtype=float16), or choose precision bf16-pure to have 2 bytes a parameter"
+            )
 
 
 def loss_divisor(num_targets: int) -> int:

@@ -130,7 +130,11 @@ class Step:
         before = self._before(notes)
         while True:
             size = self.micro_batch(asked)
-            found, out_of_memory = attempt(lambda: self._gradients(batch, size))  # noqa: B023
+            try:
+                found, out_of_memory = attempt(lambda: self._gradients(batch, size))  # noqa: B023
+            except BaseException:
+                self._forget()  # or the caller's next step would begin with these gradients
+                raise
             if found is not None:
                 break
             assert out_of_memory is not None
@@ -182,9 +186,16 @@ class Step:
         """Samples that go through at once where ``asked`` would, had memory never run out."""
         return max(1, -(-asked >> self.num_halvings))
 
-    def shrink(self) -> None:
-        """Halves the micro-batch from here on: the step fits, but only just."""
+    def shrink(self) -> bool:
+        """Halves the micro-batch from here on: the step fits, but only just.
+
+        False, and nothing changes, where it cannot be halved: one sample is left, or each
+        micro-batch updates the weights.
+        """
+        if self._in_backward or self.micro_batch(self.recipe.batch_size) == 1:
+            return False
         self.num_halvings += 1
+        return True
 
     def state(self) -> dict[str, Any]:
         """What a saved state must hold of a step, as plain data; for :meth:`load_state`."""
@@ -335,10 +346,7 @@ class Step:
 
     def _undo(self, before: Before) -> None:
         """Makes it as if the step had not begun."""
-        self._offload.step_ends()
-        self._optimizer.zero_grad(set_to_none=True)
-        for parameter in self._trained:
-            parameter.grad = None
+        self._forget()
         if self.scaler is not None:
             # The gradients that it has unscaled are gone; its own state is as before the step.
             state = self.scaler.state_dict()
@@ -347,6 +355,13 @@ class Step:
             self.scaler.load_state_dict(state)
         free_memory(self._device)
         before.restore()
+
+    def _forget(self) -> None:
+        """Drops what forward and backward have left."""
+        self._offload.step_ends()
+        self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._trained:
+            parameter.grad = None
 
     def _halve(self, size: int, asked: int, out_of_memory: str, notes: list[str]) -> None:
         """Halves the micro-batch, of which ``size`` samples were really there."""

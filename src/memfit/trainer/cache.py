@@ -78,16 +78,25 @@ class CacheWatch:
         return "empty" if self._retried_steps or newly_fragmented else "nothing"
 
 
-def explain(verdict: Verdict, numbers: CacheNumbers) -> str:
-    """A sentence for the log: what was done, and the numbers that called for it."""
+def explain(verdict: Verdict, numbers: CacheNumbers, *, is_halved: bool) -> str:
+    """A sentence for the log: what was done, and the numbers that called for it.
+
+    ``is_halved``: whether the micro-batch could be.
+    """
     held = (
         f"{format_size(numbers.reserved_bytes)} of {format_size(numbers.total_bytes)} reserved, "
         f"at most {format_size(numbers.peak_allocated_bytes)} of it in use"
     )
     if verdict == "thrash":
+        done = (
+            "and the micro-batch halved"
+            if is_halved
+            else "but the micro-batch cannot be halved, so steps stay slow: recompute more, or "
+            "make the sequence shorter"
+        )
         return (
             f"the allocator had to free its cache in {THRASH_STEPS} steps one after the other: "
-            f"taken as an out-of-memory ({held})"
+            f"taken as an out-of-memory, {done} ({held})"
         )
     return f"cached memory was given back to the driver ({held})"
 

@@ -208,10 +208,9 @@ class _Session:
         if verdict == "nothing":
             return
         torch.cuda.empty_cache()
-        if verdict == "thrash":
-            applied.step.shrink()
-        kind = "out-of-memory" if verdict == "thrash" else "cache"
-        self._note(step, kind, cache.explain(verdict, numbers))
+        is_halved = verdict == "thrash" and applied.step.shrink()
+        kind = "out-of-memory" if is_halved else "cache"
+        self._note(step, kind, cache.explain(verdict, numbers, is_halved=is_halved))
 
     def _begin(self, header: RunLog) -> int:
         self.folder.begin(header, self.tokenizer)

@@ -1,7 +1,7 @@
 """The generators of random numbers that a run may draw from: their states as JSON, and back.
 
-They are torch's generator of the CPU (dropout, ``torch.randint``), Python's ``random``, and
-NumPy's legacy ``np.random``.
+They are torch's generators of the CPU and of the current CUDA device (dropout, ``torch.randint``),
+Python's ``random``, and NumPy's legacy ``np.random``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ _MT19937_WORDS = 624
 
 
 def rng_state() -> dict[str, Any]:
-    """The states of all three, as plain data of about 20 KB."""
+    """The states of all of them, as plain data of about 20 KB; ``cuda`` is None without one."""
     legacy: dict[str, Any] = np.random.get_state(legacy=False)
     mt19937 = {"key": legacy["state"]["key"].tolist(), "pos": legacy["state"]["pos"]}
+    has_cuda = torch.cuda.is_available()
     return {
-        "torch": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode("ascii"),
+        "torch": _encoded(torch.get_rng_state()),
+        "cuda": _encoded(torch.cuda.get_rng_state()) if has_cuda else None,
         "python": random.getstate(),
         "numpy": {**legacy, "state": mt19937},
     }
@@ -42,8 +44,18 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     key = np.array(mt19937["key"], dtype=np.uint32)
     random.setstate((version, tuple(words), gauss))
     np.random.set_state({**legacy, "state": {"key": key, "pos": mt19937["pos"]}})
-    packed = bytearray(base64.b64decode(state["torch"]))
     try:
-        torch.set_rng_state(torch.frombuffer(packed, dtype=torch.uint8))
+        torch.set_rng_state(_decoded(state["torch"]))
+        # States of an older memfit have none, and a run may go on without the GPU it began on.
+        if state.get("cuda") and torch.cuda.is_available():
+            torch.cuda.set_rng_state(_decoded(state["cuda"]))
     except RuntimeError as error:
         raise ValueError(f"torch's generator does not take its state: {error}") from error
+
+
+def _encoded(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def _decoded(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

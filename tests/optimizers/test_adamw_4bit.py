@@ -1,4 +1,4 @@
-"""AdamW in 4 bits: torchao's numbers, the same in pieces as at once, in memory that pieces bound."""
+"""AdamW in 4 bits: torchao's numbers, in pieces as at once, in memory that pieces bound."""
 
 from __future__ import annotations
 

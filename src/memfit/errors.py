@@ -1,4 +1,4 @@
-"""Every error memfit raises on purpose, in one small tree.
+"""Every error memfit raises on purpose, in one small tree, and its one warning.
 
     MemfitError                what a user can cause; the command line prints it and exits with 2
     ├── BadInput (ValueError)  an argument, a file or a model that cannot be used
@@ -7,6 +7,8 @@
     ├── DoesNotFit             even the smallest run that would do is too large; exits with 3
     ├── OutOfMemory            a run ran out of memory and cannot go on; exits with 3
     └── MissingExtra           an optional package is not installed; names the extra
+
+    MemfitWarning (UserWarning)  no error: it goes on, otherwise than one may expect
 
 A message says what happened with the numbers, why it cannot be, and what to write instead.
 """
@@ -71,3 +73,7 @@ class MissingExtra(MemfitError, ImportError):
             f"{purpose} needs the package {package!r}, which is not installed: "
             f"pip install 'memfit[{extra}]'"
         )
+
+
+class MemfitWarning(UserWarning):
+    """What was asked is done otherwise than one may expect; the command line prints a note."""

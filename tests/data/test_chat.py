@@ -1,17 +1,21 @@
 """Chat: the assistant's words and the end of its turn are targets, and nothing else is."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from tokenizers import Tokenizer
 
 from memfit.data import conversations as conversations_module
 from memfit.data.documents import Documents
+from memfit.data.readers import read_conversations
 from memfit.data.text import TextData, load
 from memfit.data.tokenizer import open_tokenizer
-from memfit.errors import BadInput, DamagedFile
+from memfit.errors import BadInput, DamagedFile, MissingExtra
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -206,3 +210,70 @@ def test_chat_and_text_together_are_refused(tmp_path) -> None:
 
     with pytest.raises(BadInput, match=r"a\.jsonl holds chat and .*b\.txt text: train on one"):
         load([tmp_path], vocab_size=300, seq_len=8)
+
+
+def write_parquet(path: Path, **columns: list[object]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def test_parquet_gives_the_same_tokens_and_targets_as_jsonl(tmp_path) -> None:
+    talks = [talk("Hi", "Ho é"), [SYSTEM, *talk("And?", "")], talk("last", "held out")]
+    lines = load([write(tmp_path / "a.jsonl", *talks)], vocab_size=300, seq_len=8)
+    # A row without a value is passed over, and other columns do not matter.
+    path = write_parquet(tmp_path / "a.PARQUET", id=[1, 2, 3, 4], messages=[None, *talks])
+
+    rows = load([path], vocab_size=300, seq_len=8)
+
+    assert rows.is_chat and rows.num_documents == 3
+    assert rows.content_hash == lines.content_hash
+    for mine, theirs in zip(rows.chat, lines.chat, strict=True):
+        assert np.array_equal(mine.tokens, theirs.tokens)
+        assert np.array_equal(mine.targets, theirs.targets)
+        assert np.array_equal(mine.starts, theirs.starts)
+
+
+def test_a_field_that_only_some_messages_have_is_not_null_in_the_others(tmp_path) -> None:
+    calls = [{"name": "add", "of": [1, 2]}, {"name": "now"}]
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "3", "name": "add"},
+    ]
+
+    ((where, found),) = read_conversations(
+        write_parquet(tmp_path / "a.parquet", messages=[messages])
+    )
+
+    assert found == messages
+    assert where.endswith("a.parquet, row 1")
+
+
+def test_where_rows_have_both_the_text_is_taken(tmp_path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", text=["words " * 40], messages=[talk("Hi", "Ho")])
+
+    assert not load([path], vocab_size=300, seq_len=8).is_chat
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        (["Hi"], r'a\.parquet, row 1 has no list of "messages"'),
+        ([talk("Hi", "Ho"), []], r'row 2 has no list of "messages"'),
+        ([[{"role": "bot", "content": ""}]], "row 1, message 1 has the role 'bot'"),
+        ([[{"role": "user", "content": None}]], "message 1 has content of type NoneType"),
+        ([[{"from": "gpt", "value": "Ho"}]], "message 1 has the role None: write one of system"),
+    ],
+)
+def test_a_row_that_is_no_conversation_is_named(tmp_path, messages, message) -> None:
+    path = write_parquet(tmp_path / "a.parquet", messages=messages)
+
+    with pytest.raises(BadInput, match=message):
+        load([path], vocab_size=300, seq_len=8)
+
+
+def test_chat_in_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch) -> None:
+    path = write_parquet(tmp_path / "a.parquet", messages=[talk("Hi", "Ho")])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(MissingExtra, match=r"pip install 'memfit\[parquet\]'"):
+        load([path], vocab_size=300, seq_len=8)

@@ -11,7 +11,7 @@ from small_jobs import JOBS, OTHER_JOBS, SEQ_LEN
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from memfit.errors import BadInput
+from memfit.errors import BadInput, MemfitWarning
 from memfit.job import Job
 from memfit.records.recipe import Recipe
 from memfit.techniques.apply import Applied, apply
@@ -256,7 +256,7 @@ def test_a_chain_of_layers_runs_in_pieces_with_the_same_gradients(checkpointing)
     job = chain_job(5)
     plain, _ = three_steps(job, Recipe(batch_size=4))
 
-    with pytest.warns(UserWarning, match=r"no repeated blocks: .* 4 pieces .* has 10 modules"):
+    with pytest.warns(MemfitWarning, match=r"no repeated blocks: .* 4 pieces .* has 10 modules"):
         pieces, _ = three_steps(job, Recipe(batch_size=4, checkpointing=checkpointing))
 
     torch.testing.assert_close(pieces, plain, rtol=0, atol=0)

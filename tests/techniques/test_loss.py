@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from small_jobs import JOBS, run_of
@@ -165,6 +166,18 @@ def test_chunks_are_even_and_bounded():
         lambda x: F.log_softmax(x, -1),
         lambda x: F.cross_entropy(x, torch.zeros(4, dtype=torch.int64), torch.ones(9)),
         lambda x: torch.ones(1) * x,
+        lambda x: x.argmax(-1),
+        lambda x: x.detach(),
+        lambda x: x.to("meta"),
+        lambda x: x.to(torch.ones(1, device="meta")),
+        lambda x: x == 0,
+        lambda x: x != x,
+        lambda x: 2**x % 3 // 4,
+        lambda x: torch.stack([x, x]),
+        lambda x: torch.tensor(x.numpy()),
+        lambda x: torch.tensor(np.asarray(x)),
+        lambda x: torch.tensor(x.tolist()),
+        abs,
         iter,
     ],
 )
@@ -179,6 +192,64 @@ def test_what_needs_the_logits_is_refused_in_training_and_given_without_gradient
         expected = use(F.linear(hidden, head.weight, head.bias))
         if isinstance(found, torch.Tensor):
             torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda x: x.div_(2), lambda x: x.masked_fill_(True, 0), lambda x: x.__setitem__(0, 1)]
+)
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_change_in_place_would_be_lost_and_is_refused(use, gradients):
+    head = nn.Linear(3, 9)
+    chunk_loss(head, CHUNKED)
+    with torch.set_grad_enabled(gradients), pytest.raises(BadInput, match="changes them in place"):
+        use(head(torch.randn(4, 3)))
+
+
+def test_what_a_training_loop_only_looks_at_is_read_without_gradients():
+    """Accuracy beside the loss, as loops take it."""
+    head = nn.Linear(3, 9)
+    hidden, targets = torch.randn(4, 3), torch.zeros(4, dtype=torch.int64)
+    expected = (head(hidden).argmax(-1) == targets).float().mean()
+    chunk_loss(head, CHUNKED)
+    logits = head(hidden)
+    with pytest.raises(BadInput, match=r"asks them for argmax, .* under torch\.no_grad\(\)"):
+        logits.argmax(-1)
+    with torch.no_grad():
+        assert (logits.argmax(-1) == targets).float().mean() == expected
+    F.cross_entropy(logits, targets).backward()
+    assert head.weight.grad is not None
+
+
+@pytest.mark.parametrize("place", ["cuda:1", "cuda", torch.device("cuda", 1), 1])
+def test_moving_to_another_device_is_refused_by_its_name(place):
+    head = nn.Linear(3, 9)
+    chunk_loss(head, CHUNKED)
+    logits = head(torch.randn(4, 3))
+    number = str(place) if place != 1 else "number 1"
+    with pytest.raises(BadInput, match=rf"moves them to another device \({number}\)"):
+        logits.to(place)
+    with pytest.raises(BadInput, match=rf"moves them to another device \({number}\)"):
+        logits.cuda(place)
+    # As one GPU beside another.
+    logits.device = torch.device("cuda", 0)
+    if place == "cuda":
+        assert logits.cuda() is not None
+    else:
+        with pytest.raises(BadInput, match="moves them to another device"):
+            logits.to(device=place)
+
+
+def test_a_move_to_where_they_are_keeps_them_pending():
+    head = nn.Linear(3, 9)
+    chunk_loss(head, CHUNKED)
+    logits = head(torch.randn(4, 3))
+    other = torch.ones(1, dtype=torch.float64)
+    for there in (logits.cpu(), logits.to("cpu"), logits.to("cpu:0"), logits.to(other)):
+        assert isinstance(there, PendingLogits)
+    assert logits.to(other).dtype == torch.float64
+    assert repr(logits) == "PendingLogits(shape=(4, 9), dtype=torch.float32, device=cpu)"
+    with pytest.raises(BadInput, match="write --loss full"):
+        bool(logits)
 
 
 def test_the_second_derivative_and_a_second_backward_are_refused():

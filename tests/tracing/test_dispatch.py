@@ -62,6 +62,11 @@ def test_small_tensors_that_depend_on_no_data_are_real() -> None:
     traced(body)
 
 
+def test_a_small_tensor_takes_what_lies_between_its_numbers_too() -> None:
+    timeline = traced(lambda: torch.empty_strided((8, 5), (10, 2)))
+    assert sizes(timeline) == [79 * 4, -79 * 4]
+
+
 def test_a_number_that_only_the_run_would_know_reads_as_one() -> None:
     answers = []
 

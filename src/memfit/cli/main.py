@@ -10,6 +10,7 @@ from typing import NoReturn
 import typer
 
 from memfit.cli.gpus import gpus
+from memfit.cli.notes import plain_notes
 from memfit.cli.predict import predict
 from memfit.cli.train import train
 from memfit.errors import MemfitError
@@ -34,7 +35,8 @@ def run() -> None:
     # A verb that runs for long turns the collector on again when its imports are done.
     gc.disable()
     try:
-        app(prog_name="memfit")
+        with plain_notes():
+            app(prog_name="memfit")
     except MemfitError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:

@@ -170,7 +170,7 @@ def _find_readable(path: Path) -> Iterable[Source]:
 
 
 def _file(path: Path) -> Source:
-    if path.suffix.lower() == ".jsonl" and holds_chat(path):
+    if holds_chat(path):
         return Source(str(path), partial(read_chat, path), partial(read_conversations, path))
     return Source(str(path), partial(READERS.get(path.suffix.lower(), read_text), path))
 

@@ -1,13 +1,14 @@
 """One function a file format: each yields the documents of a file as open text streams.
 
 A text file is one document; every line of a jsonl file and every row of a parquet file is one,
-in its ``text`` field or column.  A jsonl file may also hold chat, a conversation a line:
+in its ``text`` field or column.  Both may also hold chat, a conversation a line or row:
 ``{"messages": [{"role": "user", "content": "..."}, ...]}``.  Leans on pyarrow for parquet only,
 imported when it is used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class Conversation(NamedTuple):
-    """Messages in order, and the file and line that they are from."""
+    """Messages in order, and the file and line, or row, that they are from."""
 
     where: str
     messages: list[dict[str, Any]]
@@ -48,22 +49,34 @@ def read_jsonl(path: Path) -> Iterator[TextIO]:
 
 
 def holds_chat(path: Path) -> bool:
-    """Whether the first line of a jsonl file has messages, and no text."""
+    """Whether the first line of a jsonl file, or a parquet file, has messages, and no text.
+
+    Raises:
+        MissingExtra: it is a parquet file and pyarrow is not installed.
+    """
     try:
-        _, first = next(_objects(path))
+        if _is_parquet(path):
+            with _opened(path) as file:
+                names = set(file.schema_arrow.names)
+        elif path.suffix.lower() == ".jsonl":
+            names = set(next(_objects(path))[1])
+        else:
+            return False
     except (StopIteration, BadInput):
         return False
-    return "messages" in first and "text" not in first
+    return "messages" in names and "text" not in names
 
 
 def read_conversations(path: Path) -> Iterator[Conversation]:
-    """The conversation of each line of a jsonl file; empty lines are passed over.
+    """The conversation of each line of a jsonl file, or row of a parquet file; empty ones, and rows
+    without a value, are passed over.
 
     Raises:
-        BadInput: a line has no messages, or one of them is not as it should be.
-        DamagedFile: a line is not JSON.
+        BadInput: a line or row has no messages, or one of them is not as it should be.
+        DamagedFile: a line is not JSON, or the file is not parquet or is cut short.
+        MissingExtra: it is a parquet file and pyarrow is not installed.
     """
-    for where, document in _objects(path):
+    for where, document in _rows(path) if _is_parquet(path) else _objects(path):
         messages = document.get("messages")
         if not isinstance(messages, list) or not messages:
             found = ", ".join(sorted(document)) or "nothing"
@@ -80,7 +93,7 @@ def read_chat(path: Path) -> Iterator[TextIO]:
     """Each conversation as text, for a tokenizer to learn from.
 
     Raises:
-        BadInput, DamagedFile: as :func:`read_conversations`.
+        BadInput, DamagedFile, MissingExtra: as :func:`read_conversations`.
     """
     for _, messages in read_conversations(path):
         yield io.StringIO("".join(f"<|{m['role']}|>\n{m['content']}\n" for m in messages))
@@ -144,6 +157,48 @@ def read_parquet(path: Path) -> Iterator[TextIO]:
         DamagedFile: the file is not parquet, or is cut short.
         MissingExtra: pyarrow is not installed.
     """
+    with _opened(path) as file:
+        names = file.schema_arrow.names
+        if "text" not in names:
+            raise _no_text(str(path), names)
+        for text in _values(file, "text"):
+            if text is None:
+                continue
+            if not isinstance(text, str):
+                raise _no_text(str(path), names)
+            yield io.StringIO(text)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """``(file and row, messages)`` of each row that has some, as a line of jsonl would give them.
+
+    A column of structs has every field in every row, with null where there is none: those are left
+    out, as a chat template asks whether a message has a field.
+    """
+    with _opened(path) as file:
+        for number, messages in enumerate(_values(file, "messages"), start=1):
+            if messages is not None:
+                yield f"{path}, row {number}", {"messages": _without_nulls(messages)}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A pyarrow.parquet.ParquetFile.
+
+    Raises:
+        DamagedFile: it is not parquet, or is cut short.
+        MissingExtra: pyarrow is not installed.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -151,24 +206,22 @@ def read_parquet(path: Path) -> Iterator[TextIO]:
         raise MissingExtra("pyarrow", "parquet", f"reading {path}") from error
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            if "text" not in file.schema_arrow.names:
-                raise _no_text(str(path), file.schema_arrow.names)
-            for rows in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["text"]):
-                for text in rows.column(0).to_pylist():
-                    if text is None:
-                        continue
-                    if not isinstance(text, str):
-                        raise _no_text(str(path), file.schema_arrow.names)
-                    yield io.StringIO(text)
+            yield file
     except pyarrow.ArrowInvalid as error:
         raise DamagedFile(f"{path} cannot be read as parquet: {error}") from error
+
+
+def _values(file: Any, column: str) -> Iterator[Any]:
+    """The column's values, row by row, some rows in memory at a time."""
+    for rows in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column]):
+        yield from rows.column(0).to_pylist()
 
 
 def _no_text(where: str, found: Iterable[str]) -> BadInput:
     names = sorted(found)
     if "messages" in names:
         return BadInput(
-            f'{where} holds chat "messages" where text is expected: put conversations into jsonl '
+            f'{where} holds chat "messages" where text is expected: put conversations into '
             "files of their own, and train on them alone"
         )
     return BadInput(

@@ -82,7 +82,7 @@ def load(
 
     Args:
         paths: files or folders of txt, md, jsonl and parquet, or the word ``python``; or of jsonl
-            that holds chat.
+            and parquet that hold chat.
         vocab_size: the model's: a tokenizer of at most this size is trained.
         seq_len: the sequence length, in tokens.
         tokenizer: a ``tokenizer.json``, or a folder holding one, to use in place of training; chat

@@ -63,15 +63,24 @@ class AdamW4bit(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        tables = import_torchao()
+        import_torchao()
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
-        device = self.param_groups[0]["params"][0].device
+        self._make_tables()
+
+    def _make_tables(self) -> None:
+        tables, device = import_torchao(), self.param_groups[0]["params"][0].device
         self._tables = {
             "exp_avg": torch.tensor(tables.get_qmap_signed(), device=device),
             "exp_avg_sq": torch.tensor(tables.get_qmap_unsigned(), device=device),
         }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Makes a copy whole: what PyTorch copies of an optimizer is groups and state only."""
+        super().__setstate__(state)
+        if not hasattr(self, "_tables"):
+            self._make_tables()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from memfit.errors import BadInput
+from memfit.errors import BadInput, MemfitWarning
 from memfit.records.recipe import Recipe
 from memfit.techniques import selective
 
@@ -130,6 +130,7 @@ def _parts_said(model: nn.Module) -> list[nn.Module]:
         warnings.warn(
             f"{type(model).__name__} has no repeated blocks: checkpointing takes {len(parts)} "
             f"pieces of its longest Sequential instead, which has {num_modules} modules",
+            MemfitWarning,
             stacklevel=3,
         )
     return parts

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from memfit.errors import BadInput
 from memfit.records.recipe import Recipe
@@ -110,8 +111,8 @@ def _or_whole(method: Callable[..., Any]) -> Callable[..., Any]:
 def _operator(name: str) -> Callable[..., Any]:
     """An operator that cannot be put off."""
 
-    def operate(self: PendingLogits, *others: Any) -> Any:
-        raise _refused(f"calculates with them, or walks over them ({name})")
+    def operate(self: PendingLogits, *others: Any, **options: Any) -> Any:
+        raise _refused(f"computes with them, or reads them ({name})")
 
     operate.__name__ = name
     return _or_whole(operate)
@@ -121,7 +122,8 @@ class PendingLogits:
     """Logits (..., V) that are not computed: hidden states (..., C) and a head.
 
     It has what losses ask of logits: ``shape``, ``dtype``, ``device``, casts, scaling, ``tanh``,
-    views and slices that keep the last dim whole, cross-entropy and ``logsumexp``.
+    views and slices that keep the last dim whole, cross-entropy and ``logsumexp``.  Without
+    gradients it has what a tensor has, but changes in place: they would be lost.
     """
 
     def __init__(self, hidden: Tensor, head: Head, dtype: torch.dtype) -> None:
@@ -161,12 +163,29 @@ class PendingLogits:
     @_or_whole
     def to(self, *args: Any, **kwargs: Any) -> PendingLogits:
         """A cast.  The product stays in its own dtype, and the loss is computed in fp32."""
-        given = (*args, *kwargs.values())
-        places = [torch.device(a) for a in given if isinstance(a, (str, torch.device))]
-        if any(place.type != self.device.type for place in places):
-            raise _refused("moves them to another device")
-        dtype = next((a for a in given if isinstance(a, torch.dtype)), None)
-        return PendingLogits(self._hidden, self._head, dtype or self.dtype)
+        dtype = self.dtype
+        for asked in (*args, *kwargs.values()):
+            if isinstance(asked, (Tensor, PendingLogits)):
+                dtype, asked = asked.dtype, asked.device
+            if isinstance(asked, torch.dtype):
+                dtype = asked
+            elif isinstance(asked, (str, torch.device)) and not self._is_on(torch.device(asked)):
+                raise _refused(f"moves them to another device ({asked})")
+            elif type(asked) is int and asked != self.device.index:
+                raise _refused(f"moves them to another device (number {asked})")
+        return PendingLogits(self._hidden, self._head, dtype)
+
+    def _is_on(self, device: torch.device) -> bool:
+        same_index = None in (device.index, self.device.index) or device.index == self.device.index
+        return device.type == self.device.type and same_index
+
+    def cpu(self) -> Any:
+        """Itself on the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = None) -> Any:
+        """Itself on that GPU."""
+        return self.to("cuda" if device is None else device)
 
     def float(self) -> PendingLogits:
         """A cast to fp32."""
@@ -263,11 +282,14 @@ class PendingLogits:
             return getattr(args[0], func.__name__)(*args[1:], **(kwargs or {}))
         if torch.is_grad_enabled():
             raise _refused(f"calls {getattr(func, '__name__', func)}")
-        return func(*(_whole(a) for a in args), **{k: _whole(a) for k, a in (kwargs or {}).items()})
+        args, kwargs = pytree.tree_map(_whole, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name.endswith("_"):
+            raise _NotThere(_words(f"changes them in place ({name})"))
         if torch.is_grad_enabled():
             raise _NotThere(_words(f"asks them for {name}"))
         return getattr(self.whole(), name)
@@ -283,13 +305,25 @@ class PendingLogits:
                 z = z * head.scale
             return z if head.cap is None else head.cap * torch.tanh(z)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise _refused("changes them in place")
+
+    def __repr__(self) -> str:
+        return f"PendingLogits(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+    __hash__ = object.__hash__
+    __eq__, __ne__ = _operator("__eq__"), _operator("__ne__")
     __add__, __radd__ = _operator("__add__"), _operator("__radd__")
     __sub__, __rsub__ = _operator("__sub__"), _operator("__rsub__")
     __lt__, __le__ = _operator("__lt__"), _operator("__le__")
     __gt__, __ge__ = _operator("__gt__"), _operator("__ge__")
     __neg__, __pow__ = _operator("__neg__"), _operator("__pow__")
+    __abs__, __rpow__ = _operator("__abs__"), _operator("__rpow__")
+    __mod__, __floordiv__ = _operator("__mod__"), _operator("__floordiv__")
     __matmul__, __rtruediv__ = _operator("__matmul__"), _operator("__rtruediv__")
     __iter__, __len__ = _operator("__iter__"), _operator("__len__")
+    __bool__, __float__, __int__ = map(_operator, ("__bool__", "__float__", "__int__"))
+    __array__, __contains__ = _operator("__array__"), _operator("__contains__")
 
 
 def _cross_entropy(
@@ -337,5 +371,6 @@ def _refused(what: str) -> BadInput:
 def _words(what: str) -> str:
     return (
         f"the loss needs the logits themselves: it {what}, which cannot be done in chunks; write "
-        "--loss full, or take F.cross_entropy of model outputs of shape (rows, vocabulary)"
+        "--loss full, or take F.cross_entropy of model outputs of shape (rows, vocabulary); what "
+        "is only looked at can be read under torch.no_grad()"
     )

@@ -23,7 +23,7 @@ from memfit.errors import BadInput, MemfitError
 from memfit.tracing.calls import Call, argument_of, call_below, describe
 from memfit.tracing.categories import LOSS_OPS
 from memfit.tracing.log import Block, Died, Log, PhaseSpan, Ran, Use
-from memfit.tracing.memory import storage_address
+from memfit.tracing.memory import extent_bytes, storage_address
 from memfit.tracing.modules import ModulePaths
 from memfit.tracing.shapes import Fresh, Outputs, infer_outputs
 from memfit.tracing.values import READING_OPS, Values, is_small, user_line
@@ -257,7 +257,7 @@ class Dispatch:
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 address = storage_address(tensor)
-                num_bytes = tensor.numel() * tensor.element_size()
+                num_bytes = extent_bytes(list(tensor.shape), list(tensor.stride()), tensor.dtype)
                 number = self._new_block(list(tensor.shape), tensor.dtype, num_bytes, ran)
                 ran.blocks.append(number)
                 if num_bytes:

@@ -103,3 +103,21 @@ def reserve_addresses(num_bytes: int) -> mmap.mmap:
 def storage_address(tensor: torch.Tensor) -> int:
     """Where the tensor's storage starts; tells storages apart without touching the object."""
     return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
+
+
+def extent_bytes(size: list[int], stride: list[int], dtype: torch.dtype) -> int:
+    """Bytes from the first to the last element: what ``empty_strided`` allocates."""
+    last = 1
+    for extent, step in zip(size, stride, strict=True):
+        if extent == 0:
+            return 0
+        last += (extent - 1) * step
+    return last * dtype.itemsize
+
+
+def contiguous_strides(size: list[int]) -> list[int]:
+    """Strides of a row-major tensor."""
+    strides = [1] * len(size)
+    for dim in range(len(size) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(size[dim + 1], 1)
+    return strides

@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memfit.tracing.calls import Call, TensorSpec, call_below, rebuild, wrap_numbers
+from memfit.tracing.memory import contiguous_strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +116,33 @@ _TRAINING = 5
 """Where native_batch_norm is told whether it takes statistics of the batch."""
 
 
+_GIVE_ROWS = {"bitsandbytes::quantize_blockwise", "bitsandbytes::dequantize_blockwise"}
+"""Ops that return contiguous tensors, while their meta kernel keeps the strides of what is given
+(bitsandbytes 0.50, backends/cpu/ops.py and _ops.py)."""
+
+
 def _correct_for_cpu(call: Call, leaves: list[Any]) -> list[Any]:
-    """Norms: what the CPU keeps of mean and rstd.
+    if call.op in _NORMS:
+        return _of_a_norm(call, leaves)
+    return [_in_rows(leaf) for leaf in leaves] if call.op in _GIVE_ROWS else leaves
+
+
+def _in_rows(leaf: Fresh) -> Fresh:
+    num_bytes = _numel(leaf.size) * leaf.dtype.itemsize
+    return replace(leaf, stride=contiguous_strides(leaf.size), num_bytes=num_bytes)
+
+
+def _of_a_norm(call: Call, leaves: list[Any]) -> list[Any]:
+    """What the CPU keeps of mean and rstd.
 
     They have the weight's dtype, and the input's where there is no weight
     (aten/src/ATen/native/layer_norm.cpp, layer_norm_cpu: param_scalar_type; mixed_data_type.h).
     The meta kernels give the input's for mixed precision and fp32 for 16 bits alone.
     A batch norm that is not training keeps none (native/Normalization.cpp, batch_norm_cpu).
     """
-    position = _NORMS.get(call.op)
-    if position is None:
-        return leaves
     if call.op == "aten::native_batch_norm" and not call.argument(_TRAINING):
         return [leaves[0], *(Fresh([0], [1], leaf.dtype, 0) for leaf in leaves[1:])]
-    weight, data = call.argument(position), call.argument(0)
+    weight, data = call.argument(_NORMS[call.op]), call.argument(0)
     dtype = weight.dtype if isinstance(weight, TensorSpec) else data.dtype
     stats = [
         Fresh(leaf.size, leaf.stride, dtype, _numel(leaf.size) * dtype.itemsize)

@@ -113,6 +113,9 @@ OPERANDS: dict[str, Callable[[], Any]] = {
     "a transposed matrix is copied": lambda: torch.empty(80, 70).copy_(torch.empty(70, 80).t()),
     "a transposed matrix is cast": lambda: torch.empty(70, 80).t().to(torch.bfloat16),
     "a transposed matrix is cloned as it is": lambda: torch.empty(70, 80).t().clone(),
+    "a transposed matrix of bytes is made contiguous": lambda: (
+        torch.empty(70, 80, dtype=torch.uint8).t().contiguous()
+    ),
     "transposed matrices of a batch": lambda: torch.empty(2, 70, 80).transpose(1, 2).contiguous(),
     "transposed matrices are put together": lambda: torch.cat([torch.empty(70, 80).t()] * 2),
     "a transposed matrix is added to a product": lambda: torch.addmm(

@@ -138,7 +138,7 @@ def _copying(call: Call, num_outputs: int) -> Sequence | None:
     """A transposed matrix is copied through a square buffer.
 
     native/Copy.cpp, copy_transpose_valid and copy_same_type_transpose_: into a contiguous tensor of
-    the same dtype, from 60 x 60 elements on; 120 x 120 bytes for uint8.
+    the same dtype, from 60 x 60 elements on.
     """
     if call.op == "aten::copy_":
         target, source = call.argument(0), call.argument(1)
@@ -150,10 +150,7 @@ def _copying(call: Call, num_outputs: int) -> Sequence | None:
         same_dtype = named.get("dtype") in (None, source.dtype)
     if not (into_rows and same_dtype):
         return outputs_only(num_outputs)
-    buffer = _transposing(source)
-    if buffer and source.dtype is torch.uint8:
-        return None
-    return _sequence(*_outputs(num_outputs), *buffer)
+    return _sequence(*_outputs(num_outputs), *_transposing(source))
 
 
 def _transposing(source: TensorSpec) -> tuple[Event, ...]:
@@ -161,11 +158,15 @@ def _transposing(source: TensorSpec) -> tuple[Event, ...]:
     is_transposed = len(source.shape) == 2 and source.stride == (1, source.shape[0])
     if not is_transposed or source.numel < _SQUARE * _SQUARE:
         return ()
-    return Take(0, _SQUARE * _SQUARE * source.dtype.itemsize), Give(0)
+    side = _SQUARE_OF_BYTES if source.dtype is torch.uint8 else _SQUARE
+    return Take(0, side * side * source.dtype.itemsize), Give(0)
 
 
 _SQUARE = 60
 """BLOCK_SZ, and the root of MIN_SZ, in native/Copy.cpp."""
+
+_SQUARE_OF_BYTES = 120
+"""BLOCK_SZ of kByte, in the same place."""
 
 
 # ------------------------------------------------------------------ operands that are cast
@@ -358,14 +359,20 @@ def _narrowing_blocks(call: Call, num_outputs: int) -> Sequence | None:
 
     bitsandbytes 0.50, backends/cpu/ops.py; what is not contiguous is copied before.
     """
-    if not _is_contiguous(call.tensors()[0]):
-        return None
-    return _sequence(*reversed(_outputs(num_outputs)))
+    return _of_rows(call.argument(0), tuple(reversed(_outputs(num_outputs))))
 
 
 def _widening_blocks(call: Call, num_outputs: int) -> Sequence | None:
     """bitsandbytes' ``dequantize_blockwise``, in the same file."""
-    return outputs_only(num_outputs) if _is_contiguous(call.tensors()[0]) else None
+    return _of_rows(call.argument(0), _outputs(num_outputs))
+
+
+def _of_rows(data: TensorSpec, outputs: tuple[Output, ...]) -> Sequence:
+    """The outputs of a kernel that begins with ``data = data.contiguous()``."""
+    if data.is_contiguous:
+        return _sequence(*outputs)
+    buffer = tuple(_shifted(event) for event in _transposing(data))
+    return _sequence(Take(0, data.num_bytes), *buffer, *outputs, Give(0))
 
 
 def _nested(sizes: list[int]) -> tuple[Take | Give, ...]:

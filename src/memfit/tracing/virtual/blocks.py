@@ -8,10 +8,10 @@ import torch
 
 from memfit.tracing.hidden.cuda.steps import ESTIMATE
 from memfit.tracing.log import Use
-from memfit.tracing.memory import storage_address
+from memfit.tracing.memory import contiguous_strides, extent_bytes, storage_address
 from memfit.tracing.modules import ModulePaths
 from memfit.tracing.virtual.ledger import Ledger
-from memfit.tracing.virtual.memory import DeviceMemory, contiguous_strides, extent_bytes
+from memfit.tracing.virtual.memory import DeviceMemory
 from memfit.tracing.virtual.values import Shadows
 
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.tracing.memory import VirtualMemory
+from memfit.tracing.memory import VirtualMemory, extent_bytes
 from memfit.tracing.virtual.dispatch import Dispatch
-from memfit.tracing.virtual.memory import extent_bytes, is_virtual
+from memfit.tracing.virtual.memory import is_virtual
 
 _SMALLEST_BYTES = 1 << 20
 """Parameters below this are real: they cost little, and some are read (scales, gates)."""

@@ -157,21 +157,3 @@ class DeviceMemory:
 def is_virtual(tensor: torch.Tensor) -> bool:
     """Whether the tensor lives on the virtual GPU: host and meta tensors have no device index."""
     return torch._C.TensorBase.get_device(tensor) >= 0
-
-
-def extent_bytes(size: list[int], stride: list[int], dtype: torch.dtype) -> int:
-    """Bytes from the first to the last element: what ``empty_strided`` allocates."""
-    last = 1
-    for extent, step in zip(size, stride, strict=True):
-        if extent == 0:
-            return 0
-        last += (extent - 1) * step
-    return last * dtype.itemsize
-
-
-def contiguous_strides(size: list[int]) -> list[int]:
-    """Strides of a row-major tensor."""
-    strides = [1] * len(size)
-    for dim in range(len(size) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * max(size[dim + 1], 1)
-    return strides

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from memfit.tracing.calls import Call, TensorSpec
+from memfit.tracing.memory import contiguous_strides
 from memfit.tracing.shapes import Fresh, Outputs
-from memfit.tracing.virtual.memory import contiguous_strides
 
 
 @dataclass(frozen=True, slots=True)

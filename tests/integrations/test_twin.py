@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from memfit.integrations.twin import CannotTell, twins
 
@@ -84,3 +85,12 @@ def test_a_tensor_of_a_class_of_its_own_is_refused() -> None:
 
     with pytest.raises(CannotTell, match="a kind of their own, Special"):
         twins(model, torch.optim.SGD(model.parameters()), "cpu")
+
+
+def test_a_data_set_that_the_model_holds_is_not_copied() -> None:
+    model = nn.Linear(2, 2)
+    model.data = TensorDataset(torch.ones(3))  # type: ignore[assignment]
+
+    twin, _ = twins(model, torch.optim.SGD(model.parameters()), "cpu")
+
+    assert twin.data is model.data

@@ -1,8 +1,8 @@
 """A model and its optimizer without data: what another trainer's step is traced on.
 
-A deep copy in which each parameter and buffer is a new tensor that nobody has filled.  So wrapped
-forward methods, frozen parameters, dtypes and the optimizer's own settings are those of the run,
-whatever built them.
+A deep copy in which each parameter and buffer is a new tensor that nobody has filled; data sets stay
+the model's.  So wrapped forward methods, frozen parameters, dtypes and the optimizer's own settings
+are those of the run, whatever built them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset
 
 
 class CannotTell(Exception):
@@ -31,6 +32,9 @@ def twins(
             has not, or the model cannot be copied.
     """
     made: dict[int, Any] = {id(tensor): _anew(tensor, device) for tensor in _tensors(model)}
+    made |= {
+        id(data): data for data in _attributes(model) if isinstance(data, (Dataset, DataLoader))
+    }
     try:
         groups = [
             {**group, "params": [made[id(p)] for p in group["params"]]}
@@ -48,8 +52,12 @@ def twins(
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from model.parameters()
     yield from model.buffers()
+    yield from (value for value in _attributes(model) if isinstance(value, Tensor))
+
+
+def _attributes(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
-        yield from (value for value in vars(module).values() if isinstance(value, Tensor))
+        yield from vars(module).values()
 
 
 def _anew(tensor: Tensor, device: str) -> Tensor:

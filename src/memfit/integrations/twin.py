@@ -1,8 +1,8 @@
 """A model and its optimizer without data: what another trainer's step is traced on.
 
-A deep copy in which each parameter and buffer is a new tensor that nobody has filled; data sets stay
-the model's.  So wrapped forward methods, frozen parameters, dtypes and the optimizer's own settings
-are those of the run, whatever built them.
+A deep copy in which each parameter and buffer is a new tensor that nobody has filled; data sets
+stay the model's.  So wrapped forward methods, frozen parameters, dtypes and the optimizer's own
+settings are those of the run, whatever built them.
 """
 
 from __future__ import annotations

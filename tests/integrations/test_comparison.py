@@ -25,7 +25,7 @@ def test_a_steps_peak_is_what_is_held_and_what_it_takes_on_top() -> None:
     memory = StepMemory()
     weights, batch, out, loss = 256 * 256 * 4, 4 * 256 * 4, 4 * 256 * 4, 4
 
-    memory.begin(model, [optimizer])
+    memory.begin(model, [optimizer], 0)
     step(model, optimizer)
 
     measured = memory.end()
@@ -35,13 +35,23 @@ def test_a_steps_peak_is_what_is_held_and_what_it_takes_on_top() -> None:
     assert memory.peak_bytes == measured
 
 
+def test_a_batch_that_was_made_before_the_step_counts_once() -> None:
+    model, batch = nn.Linear(2, 2), torch.ones(100)
+    memory = StepMemory()
+
+    memory.begin(model, [], 0)
+    memory.batch({"ids": batch, "labels": batch})
+
+    assert memory.end() == 4 * (4 + 2 + 100)
+
+
 def test_optimizer_state_of_former_steps_counts() -> None:
     model = nn.Linear(256, 256, bias=False)
     optimizer = torch.optim.AdamW(model.parameters())
     memory = StepMemory()
     peaks = []
-    for _ in range(2):
-        memory.begin(model, [optimizer])
+    for number in range(2):
+        memory.begin(model, [optimizer], number)
         step(model, optimizer)
         peaks.append(memory.end())
 
@@ -53,10 +63,10 @@ def test_on_the_cpu_the_first_steps_and_one_in_ten_are_measured() -> None:
     model = nn.Linear(2, 2)
     memory = StepMemory()
     measured = []
-    for number in range(1, 22):
-        memory.begin(model, [])
+    for number in range(21):
+        memory.begin(model, [], number)
         if memory.end() is not None:
-            measured.append(number)
+            measured.append(number + 1)
 
     assert measured == [1, 2, 3, 10, 20]
 
@@ -94,3 +104,10 @@ def test_the_table_says_how_far_apart_they_are() -> None:
         "memfit/predicted_peak_bytes": 1048576,
         "memfit/measured_over_predicted": 1.25,
     }
+
+
+def test_what_is_too_little_for_a_share_is_said_in_bytes() -> None:
+    comparison = Comparison(2**20)
+    comparison.memory.peak_bytes = 2**20 - 24
+
+    assert comparison.table().endswith("(24 B below)")

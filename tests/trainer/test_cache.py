@@ -59,4 +59,12 @@ def test_what_was_done_is_said_with_the_numbers() -> None:
         "cached memory was given back to the driver (38.00 GiB of 40.00 GiB reserved, at most "
         "30.00 GiB of it in use)"
     )
-    assert "taken as an out-of-memory" in explain("thrash", numbers())
+    assert "taken as an out-of-memory, and the micro-batch was halved" in explain(
+        "thrash", numbers()
+    )
+
+
+def test_thrash_that_nothing_can_be_halved_for_says_what_to_do() -> None:
+    assert "cannot be halved, so steps stay slow: write --loss chunked" in explain(
+        "thrash", numbers(), "write --loss chunked"
+    )

@@ -1,9 +1,9 @@
 """Predicted against measured memory of a step, inside another trainer.
 
 Measured is what PyTorch's allocator counts: ``max_memory_allocated`` on CUDA; on the CPU the model,
-its gradients and optimizer state as they stand, and on top of them every block that the step takes
-(``devices.cpu_allocations``).  The batch, which the trainer made before its step began, is not
-in the CPU's figure.  Listening costs time there, so only some steps are.
+its gradients and optimizer state as they stand, the step's batch, and on top of them every block
+that the step takes (``devices.cpu_allocations``).  Listening costs time there, so only some steps
+are measured.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from memfit.devices.cpu_allocations import CpuAllocations
 from memfit.errors import BadInput
@@ -25,7 +26,10 @@ from memfit.units import format_size
 Given: TypeAlias = Prediction | str | Path | int
 """A prediction, the file of ``memfit predict --json``, or bytes."""
 
-_MEASURED_STEPS, _MEASURE_EVERY = 3, 10
+_FIRST_STEPS, _EVERY = 3, 10
+"""On the CPU the first steps are measured and one in so many.  The one before that is listened to
+as well: of a block that was made unheard, such as a gradient, the allocator does not say how large
+it was when it goes."""
 
 
 def predicted_bytes(given: Given) -> int:
@@ -50,38 +54,51 @@ def predicted_bytes(given: Given) -> int:
 
 
 class StepMemory:
-    """Measures the peak of steps: ``begin`` before one, ``end`` after it."""
+    """Measures the peak of steps: ``begin`` before one, ``batch`` in it, ``end`` after it.
+
+    Or of each of a step's micro-batches in turn.
+    """
 
     def __init__(self) -> None:
         self.peak_bytes: int | None = None
         """The highest of all measured steps."""
-        self._num_steps = 0
         self._listener: CpuAllocations | None = None
         self._device: torch.device | None = None
         self._before = 0
+        self._batch: dict[int, int] = {}
+        self._is_measured = False
 
-    def begin(self, model: nn.Module, optimizers: Iterable[Any]) -> None:
-        """A step begins."""
-        self._num_steps += 1
+    def begin(self, model: nn.Module, optimizers: Iterable[Any], step: int) -> None:
+        """Step ``step``, counted from 0, begins, or a micro-batch of it."""
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._device = device
+        self._batch = {}
+        self._is_measured = step < _FIRST_STEPS or step % _EVERY == _EVERY - 1
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        elif self._num_steps <= _MEASURED_STEPS or self._num_steps % _MEASURE_EVERY == 0:
+        elif self._is_measured or step % _EVERY == _EVERY - 2:
             self._before = _held_bytes(model, optimizers)
             self._listener = CpuAllocations()
             self._listener.__enter__()
 
+    def batch(self, batch: Any) -> None:
+        """A micro-batch of the step, which was made before the step began."""
+        if self._listener is not None:
+            leaves = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+            self._batch |= _storages(leaves)
+
     def end(self) -> int | None:
         """The step has ended; its peak in bytes, None when it was not measured."""
         peak: int | None = None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.__exit__(None, None, None)
         if self._device is not None and self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._device)
-        elif self._listener is not None:
-            self._listener.__exit__(None, None, None)
-            changes = (event.num_bytes for event in self._listener.events)
-            peak = self._before + max(itertools.accumulate(changes, initial=0))
-            self._listener = None
+        elif listener is not None and self._is_measured:
+            held = self._before + sum(self._batch.values())
+            changes = (event.num_bytes for event in listener.events)
+            peak = held + max(itertools.accumulate(changes, initial=0))
         if peak is not None:
             self.peak_bytes = max(peak, self.peak_bytes or 0)
         return peak
@@ -116,11 +133,9 @@ class Comparison:
         if self.predicted is None:
             lines += [f"  predicted  nothing: {self.why_not}", f"  measured   {_size(measured)}"]
             return "\n".join(lines)
-        share = measured / self.predicted - 1
-        apart = f"{abs(share):.1%} {'above' if share > 0 else 'below'}"
         lines += [
             f"  predicted  {_size(self.predicted)}",
-            f"  measured   {_size(measured)}  ({'as predicted' if share == 0 else apart})",
+            f"  measured   {_size(measured)}  ({_apart(measured, self.predicted)})",
         ]
         return "\n".join(lines)
 
@@ -129,14 +144,27 @@ def _size(num_bytes: int) -> str:
     return f"{format_size(num_bytes):>10}"
 
 
+def _apart(measured: int, predicted: int) -> str:
+    if measured == predicted:
+        return "as predicted"
+    difference = abs(measured - predicted)
+    share = f"{difference / predicted:.1%}"
+    words = format_size(difference) if share == "0.0%" else share
+    return f"{words} {'above' if measured > predicted else 'below'}"
+
+
 def _held_bytes(model: nn.Module, optimizers: Iterable[Any]) -> int:
     """Bytes of parameters, buffers, gradients and optimizer state, each storage once."""
-    seen: dict[int, int] = {}
-    for tensor in _held(model, optimizers):
-        if tensor.layout == torch.strided and tensor.device.type == "cpu":
-            storage = tensor.untyped_storage()
-            seen[storage._cdata] = storage.nbytes()
-    return sum(seen.values())
+    return sum(_storages(_held(model, optimizers)).values())
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Which storages of the CPU hold them: which -> bytes."""
+    return {
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if tensor.layout == torch.strided and tensor.device.type == "cpu"
+    }
 
 
 def _held(model: nn.Module, optimizers: Iterable[Any]) -> Iterator[Tensor]:

@@ -1,58 +1,70 @@
-"""Predicts the step of another trainer from what can be seen of it, once its first batch is known.
+"""Predicts the step of another trainer, once its first batch is known.
 
-It is memfit's own step with the same model, batch and settings that is predicted.  Where the other
-trainer does something else (keeps the logits, updates leaf by leaf), the two are apart by that;
-``memfit predict train.py --gpu NAME`` runs the trainer itself on the virtual GPU, and is exact.
+What is traced is a twin of its model and optimizer, taking steps in the trainer's own order.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
+from memfit.allocator.cpu import replay_on_cpu
 from memfit.devices.catalog import matches
 from memfit.integrations.comparison import Comparison
-from memfit.job import Job
-from memfit.planner.predict import predict
-from memfit.records.recipe import Recipe
+from memfit.integrations.twin import CannotTell, twins
+from memfit.observer import Observer
+from memfit.planner.predict import NUM_STEPS
+from memfit.planner.rig import rig_of
+from memfit.planner.simulate import simulate
 from memfit.trainer.rng import rng_state, set_rng_state
 
-
-class CannotTell(Exception):
-    """The trainer cannot be predicted; the text says why."""
+TakeStep: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer, Iterator[Any]], None]
+"""``(model, optimizer, micro-batches)``: one optimizer step, as the trainer takes it.  Each batch
+is made when it is asked for."""
 
 
 def forecast(
     comparison: Comparison,
-    name: str,
-    build: Callable[[], nn.Module],
-    loss: Callable[[nn.Module, Any], Tensor],
+    model: nn.Module,
+    optimizers: list[Any],
     batch: Any,
-    settings: Callable[[int], Recipe],
-    device: torch.device,
+    accumulate: int,
+    take_step: TakeStep,
 ) -> None:
     """Fills in ``comparison.predicted``, or why it cannot be.
 
     Training must not end for want of a prediction, so nothing is raised.
 
     Args:
-        build: builds the model anew.
-        batch: of the first micro-batch: tensors, or what stands for them on ``meta``.
-        settings: the recipe, from the number of samples of a micro-batch.
+        model: as it is trained, on its device.
+        optimizers: of the trainer; only one can be predicted.
+        batch: of the first micro-batch, or what stands for it on ``meta``.
+        accumulate: micro-batches of a step.
+        take_step: what the trainer does with them.
     """
     rng = rng_state()
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def run(observer: Observer) -> None:
+        observer.phase("init")
+        model_twin, optimizer_twin = twins(model, _only(optimizers), device.type)
+        model_twin.train()
+        observer.model(model_twin)
+        for number in range(1, NUM_STEPS + 1):
+            observer.step(number)
+            observer.phase("forward")
+            batches = (_without_data(batch, device.type) for _ in range(accumulate))
+            take_step(model_twin, optimizer_twin, batches)
+
     try:
-        size = _num_samples(batch)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            job = Job(name=name, model=build, loss=loss, batch=_maker(batch, size))
-            prediction = predict(job, settings(size), device=_name(device))
-        comparison.predicted = prediction.peak.allocated_bytes
+            comparison.predicted = _peak_bytes(run, device)
     except Exception as error:
         comparison.why_not = " ".join(str(error).split()) or type(error).__name__
     finally:
@@ -64,35 +76,39 @@ def like(batch: Any) -> Any:
     return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, batch)
 
 
-def _num_samples(batch: Any) -> int:
-    sizes = {
-        leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()
-    }
-    if len(sizes) != 1:
-        raise CannotTell(
-            f"the first dimension of its batch is no number of samples: {sorted(sizes)}"
-        )
-    return int(sizes.pop())
+def _peak_bytes(run: Callable[[Observer], None], device: torch.device) -> int:
+    """The allocated peak of a run."""
+    if device.type == "cpu":
+        from memfit.tracing.step import trace
+
+        return replay_on_cpu(trace(run)).peak_allocated_bytes
+    from memfit.tracing.virtual.run import trace_on_gpu
+
+    rig = rig_of(_name(device))
+    traced = trace_on_gpu(run, card=rig.card, version=rig.version, settings=rig.unlimited)
+    return simulate(traced.timeline, rig).replay.peak_allocated_bytes
 
 
-def _maker(batch: Any, size: int) -> Callable[[int, int], Any]:
-    def make(batch_size: int, seq_len: int) -> Any:
-        return tree_map(
-            lambda x: (
-                torch.zeros((batch_size, *x.shape[1:]), dtype=x.dtype)
-                if isinstance(x, Tensor) and x.dim()
-                else x
-            ),
-            batch,
-        )
+def _only(optimizers: list[Any]) -> torch.optim.Optimizer:
+    if len(optimizers) != 1:
+        raise CannotTell(f"it has {len(optimizers)} optimizers, and only one can be predicted")
+    optimizer = getattr(optimizers[0], "optimizer", optimizers[0])  # accelerate wraps it
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise CannotTell(f"{type(optimizer).__name__} is no optimizer of PyTorch")
+    return optimizer
 
-    return make
+
+def _without_data(batch: Any, device: str) -> Any:
+    return tree_map(
+        lambda x: (
+            torch.zeros(x.shape, dtype=x.dtype, device=device) if isinstance(x, Tensor) else x
+        ),
+        batch,
+    )
 
 
 def _name(device: torch.device) -> str:
-    """What memfit calls the device."""
-    if device.type != "cuda":
-        return device.type
+    """What memfit calls a GPU."""
     called = torch.cuda.get_device_name(device)
     meant = matches(called)
     if len(meant) != 1:

@@ -9,28 +9,15 @@ trainer's reporters, which then do not see them; ``attach`` puts it before.
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback
 
 from memfit.integrations.comparison import Comparison, Given
-from memfit.integrations.forecast import CannotTell, forecast, like
-from memfit.records.recipe import Recipe
-
-_OPTIMIZERS = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw",
-    "adafactor": "adafactor",
-    "adamw_8bit": "adamw-8bit",
-    "adamw_bnb_8bit": "adamw-8bit",
-    "lion_8bit": "lion-8bit",
-    "adamw_torch_4bit": "adamw-4bit",
-}
-"""``TrainingArguments.optim`` -> ``Recipe.optimizer``, where both take the same state."""
+from memfit.integrations.forecast import TakeStep, forecast, like
 
 
 class MemfitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
@@ -38,13 +25,13 @@ class MemfitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     Args:
         prediction: a ``Prediction``, the file of ``memfit predict --json``, or bytes.  Left out,
-            the first batch is waited for, and the step is predicted from the trainer's own model
-            and arguments; the table says why, when it cannot be.
+            the first batch is waited for, and the trainer's own step is predicted; the table says
+            why, when it cannot be.
     """
 
     def __init__(self, prediction: Given | None = None) -> None:
         self.comparison = Comparison(prediction)
-        self._batch: Any = None
+        self._first_batch: Any = None
         self._hook: Any = None
 
     @classmethod
@@ -55,18 +42,24 @@ class MemfitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         return callback
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.comparison.predicted is None:
-            model = kwargs["model"]
-            self._hook = model.register_forward_pre_hook(self._see, with_kwargs=True)
+        self._watch(kwargs["model"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.comparison.memory.begin(kwargs["model"], [kwargs.get("optimizer")])
+        self.comparison.memory.begin(kwargs["model"], [kwargs.get("optimizer")], state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.comparison.memory.end()
-        if self._batch is not None and self.comparison.predicted is None:
-            batch, self._batch = self._batch, None
-            self._forecast(args, kwargs["model"], batch)
+        if self.comparison.predicted is None and self.comparison.why_not is None:
+            self._hook.remove()  # the model's twin must not have it
+            forecast(
+                self.comparison,
+                kwargs["model"],
+                [kwargs.get("optimizer")],
+                self._first_batch,
+                args.gradient_accumulation_steps,
+                _as_the_trainer(args),
+            )
+            self._watch(kwargs["model"])
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
@@ -83,46 +76,37 @@ class MemfitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if state.is_world_process_zero:
             print(self.comparison.table())
 
+    def _watch(self, model: nn.Module) -> None:
+        self._hook = model.register_forward_pre_hook(self._see, with_kwargs=True)
+
     def _see(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """The first batch is there: its shapes are all that is kept."""
-        self._hook.remove()
-        self._batch = {
-            name: like(value)
-            for name, value in kwargs.items()
-            if isinstance(value, torch.Tensor) and value.dim()
-        }
-
-    def _forecast(self, args: Any, model: nn.Module, batch: Any) -> None:
-        inner = getattr(model, "module", model)
-        if not isinstance(inner, PreTrainedModel):
-            self.comparison.why_not = (
-                f"{type(inner).__name__} is not a model of transformers, which its configuration "
-                "would build anew: give a prediction"
-            )
-            return
-        kind, config = type(inner), copy.deepcopy(inner.config)
-        forecast(
-            self.comparison,
-            kind.__name__,
-            build=lambda: kind(config),
-            loss=lambda anew, batch: anew(**batch).loss,
-            batch=batch,
-            settings=lambda size: _recipe(args, inner, size),
-            device=inner.device,
-        )
+        """A micro-batch is there.  Those of a step were all made before it."""
+        if model.training:
+            self.comparison.memory.batch(kwargs)
+            if self._first_batch is None:
+                self._first_batch = like(
+                    {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
+                )
 
 
-def _recipe(args: Any, model: nn.Module, batch_size: int) -> Recipe:
-    """The Trainer's arguments in memfit's words."""
-    optim = str(getattr(args.optim, "value", args.optim))
-    if optim not in _OPTIMIZERS:
-        raise CannotTell(f"memfit has no optimizer that takes what optim={optim!r} takes")
-    pure = any(p.dtype == torch.bfloat16 for p in model.parameters())
-    return Recipe(
-        precision="bf16-pure" if pure else "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
-        batch_size=batch_size,
-        accumulate=args.gradient_accumulation_steps,
-        checkpointing="full" if args.gradient_checkpointing else "none",
-        optimizer=_OPTIMIZERS[optim],
-        clip_norm=args.max_grad_norm or None,
-    )
+def _as_the_trainer(args: Any) -> TakeStep:
+    """A step in the order of ``Trainer.training_step`` and ``Trainer._run_epoch``.
+
+    Autocast and checkpointing are in the model: accelerate and the Trainer have put them there.
+    """
+
+    def take_step(
+        model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[dict[str, Any]]
+    ) -> None:
+        for batch in list(batches):
+            loss = model(**batch).loss
+            if "num_items_in_batch" not in batch:
+                loss = loss / args.gradient_accumulation_steps
+            loss.backward()
+            loss = loss.detach()
+        if args.max_grad_norm > 0:
+            nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+        optimizer.step()
+        model.zero_grad()
+
+    return take_step

@@ -7,30 +7,20 @@ The figures go through ``LightningModule.log``, so they are wherever the trainer
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from memfit.errors import MissingExtra
 from memfit.integrations.comparison import Comparison, Given
-from memfit.integrations.forecast import CannotTell, forecast, like
-from memfit.records.recipe import Recipe
+from memfit.integrations.forecast import TakeStep, forecast, like
 
 try:
     from lightning.pytorch.callbacks import Callback
 except ImportError as error:
     raise MissingExtra("lightning", "lightning", "the callback for Lightning") from error
-
-_PRECISIONS = {
-    "32-true": "fp32",
-    "32": "fp32",
-    "bf16-mixed": "bf16",
-    "16-mixed": "fp16",
-    "bf16-true": "bf16-pure",
-}
-"""``Trainer.precision`` -> ``Recipe.precision``."""
 
 
 class MemfitCallback(Callback):
@@ -38,20 +28,21 @@ class MemfitCallback(Callback):
 
     Args:
         prediction: a ``Prediction``, the file of ``memfit predict --json``, or bytes.  Left out,
-            the step is predicted from the module when its first batch is there, if
-            ``save_hyperparameters()`` says how to build it anew; else the table says why not.
+            the trainer's own step is predicted when its first batch is there; the table says why,
+            when it cannot be.
     """
 
     def __init__(self, prediction: Given | None = None) -> None:
         self.comparison = Comparison(prediction)
-        self._batch: Any = None
+        self._first_batch: Any = None
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._batch is None and self.comparison.predicted is None:
-            self._batch = like(batch)
-        self.comparison.memory.begin(pl_module, trainer.optimizers)
+        if self._first_batch is None:
+            self._first_batch = like(batch)
+        self.comparison.memory.begin(pl_module, trainer.optimizers, trainer.global_step)
+        self.comparison.memory.batch(batch)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -67,58 +58,43 @@ class MemfitCallback(Callback):
             print(self.comparison.table())
 
     def _forecast(self, trainer: Any, module: Any) -> None:
-        kind, arguments = type(module), copy.deepcopy(dict(module.hparams))
-        if not arguments:
+        if not module.automatic_optimization:
             self.comparison.why_not = (
-                f"nothing says how to build {kind.__name__} anew: call save_hyperparameters() in "
-                "its __init__, or give a prediction"
+                f"{type(module).__name__} optimizes by itself (automatic_optimization is False), "
+                "in an order that only it knows: give a prediction"
             )
             return
         forecast(
             self.comparison,
-            kind.__name__,
-            build=lambda: _Bare(kind(**arguments)),
-            loss=lambda bare, batch: bare(batch),
-            batch=self._batch,
-            settings=lambda size: _recipe(trainer, size),
-            device=module.device,
+            module,
+            trainer.optimizers,
+            self._first_batch,
+            trainer.accumulate_grad_batches,
+            _as_lightning(trainer),
         )
 
 
-class _Bare(nn.Module):
-    """The module without its trainer: what it logs goes nowhere."""
+def _as_lightning(trainer: Any) -> TakeStep:
+    """A step in the order of Lightning's ``Closure`` (``loops/optimization/automatic.py``).
 
-    def __init__(self, module: Any) -> None:
-        super().__init__()
-        self.module = module
-        for name in ("log", "log_dict"):
+    Gradients are let go of after a forward pass, just before backward makes new ones.
+    """
+
+    def take_step(
+        module: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any]
+    ) -> None:
+        for name in ("log", "log_dict"):  # what the module logs goes nowhere
             object.__setattr__(module, name, lambda *args, **kwargs: None)
+        for number, batch in enumerate(batches):
+            with trainer.precision_plugin.train_step_context():
+                output = module.training_step(batch, number)  # type: ignore[operator]
+            loss = output["loss"] if isinstance(output, dict) else output
+            loss = loss / trainer.accumulate_grad_batches
+            if number == 0:
+                optimizer.zero_grad()
+            loss.backward()
+        if trainer.gradient_clip_val:
+            nn.utils.clip_grad_norm_(module.parameters(), trainer.gradient_clip_val)
+        optimizer.step()
 
-    def forward(self, batch: Any) -> Tensor:
-        out = self.module.training_step(batch, 0)
-        loss: Tensor = out["loss"] if isinstance(out, dict) else out
-        return loss
-
-
-def _recipe(trainer: Any, batch_size: int) -> Recipe:
-    """The trainer's settings in memfit's words."""
-    if len(trainer.optimizers) != 1:
-        raise CannotTell(f"it has {len(trainer.optimizers)} optimizers, and memfit's step has one")
-    inner = getattr(trainer.optimizers[0], "optimizer", trainer.optimizers[0])
-    group = inner.param_groups[0]
-    if isinstance(inner, (torch.optim.AdamW, torch.optim.Adam)):
-        optimizer = "adamw"
-    elif isinstance(inner, torch.optim.SGD) and group["momentum"]:
-        optimizer = "sgd"
-    else:
-        raise CannotTell(f"memfit has no optimizer that takes what {type(inner).__name__} takes")
-    precision = str(trainer.precision)
-    if precision not in _PRECISIONS:
-        raise CannotTell(f"memfit has no precision {precision!r}")
-    return Recipe(
-        precision=_PRECISIONS[precision],
-        batch_size=batch_size,
-        accumulate=trainer.accumulate_grad_batches,
-        optimizer=optimizer,
-        clip_norm=trainer.gradient_clip_val or None,
-    )
+    return take_step

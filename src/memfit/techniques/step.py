@@ -35,6 +35,9 @@ from memfit.techniques.transaction import Before, attempt, free_memory
 from memfit.techniques.update import Update
 
 
+_NO_TARGET = "the batch has no target: every label is masked, so there is no loss"
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What a step did.  ``loss`` is the mean over ``num_targets`` targets, in nats."""
@@ -97,6 +100,8 @@ class Step:
         """What to write instead when even one sample does not fit."""
         self.num_halvings = 0
         """How often the micro-batch was halved because memory ran out."""
+        self.num_eval_halvings = 0
+        """How often it was for evaluations alone, whose last batch may be a small one."""
         self._loss = job.loss
         self._model = model
         self._optimizer = optimizer
@@ -168,12 +173,19 @@ class Step:
         self._model.eval()
         try:
             while start < total:
-                count = min(self.micro_batch(asked), total - start)
+                count = min(self._eval_batch(asked), total - start)
                 found, out_of_memory = attempt(lambda: self._evaluate(batch, start, count))  # noqa: B023
                 if found is None:
                     assert out_of_memory is not None
                     free_memory(self._device)
-                    self._halve(count, asked, out_of_memory, notes)
+                    if count == 1:
+                        self._stop("an evaluation of one sample does not fit", out_of_memory)
+                    while self._eval_batch(asked) >= count:
+                        self.num_eval_halvings += 1
+                    notes.append(
+                        f"memory ran out with {count} samples at a time in an evaluation, which "
+                        f"goes on with {self._eval_batch(asked)} ({out_of_memory})"
+                    )
                     continue
                 loss_sum += found[0]
                 num_targets += found[1]
@@ -199,12 +211,20 @@ class Step:
 
     def state(self) -> dict[str, Any]:
         """What a saved state must hold of a step, as plain data; for :meth:`load_state`."""
-        scaler = self.scaler.state_dict() if self.scaler else None
-        return {"num_halvings": self.num_halvings, "scaler": scaler}
+        return {
+            "num_halvings": self.num_halvings,
+            "batch_size": self.recipe.batch_size,
+            "scaler": self.scaler.state_dict() if self.scaler else None,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from what :meth:`state` gave; states saved before there was one hold nothing."""
-        self.num_halvings = state.get("num_halvings", 0)
+        num_halvings = state.get("num_halvings", 0)
+        former = state.get("batch_size", self.recipe.batch_size)
+        if former != self.recipe.batch_size:  # what fitted then fits now
+            fitted = max(1, -(-former >> num_halvings))
+            num_halvings = 0 if fitted == former else _halvings(self.recipe.batch_size, fitted)
+        self.num_halvings = 0 if self._in_backward else num_halvings
         if self.scaler is not None and state.get("scaler"):
             self.scaler.load_state_dict(dict(state["scaler"]))
 
@@ -214,7 +234,7 @@ class Step:
         """Leaves the gradients of the mean loss in place, clipped; with their norm before that."""
         gradients = self._accumulate(batch, size)
         if gradients.num_targets == 0:
-            raise BadInput("the batch has no target: every label is masked, so there is no loss")
+            raise BadInput(_NO_TARGET)
         self.on_phase("optimizer")
         if self._in_backward:
             return gradients, None
@@ -258,7 +278,9 @@ class Step:
             else:
                 done.loss_sum += loss.item()
                 if self._in_backward:
-                    loss = loss / max(1, targets)
+                    if targets == 0:  # before the weights are updated
+                        raise BadInput(_NO_TARGET)
+                    loss = loss / targets
                 elif self.scaler is not None:
                     divisor = loss_divisor(targets_before or targets)
                     loss = loss / divisor
@@ -288,6 +310,9 @@ class Step:
             )
         return loss, None if num_targets is None else int(num_targets)
 
+    def _eval_batch(self, asked: int) -> int:
+        return max(1, -(-self.micro_batch(asked) >> self.num_eval_halvings))
+
     def _evaluate(self, batch: Any, start: int, count: int) -> tuple[float, int]:
         part = slice_samples(batch, start, count)
         micro = on_device(part, self._device, input_dtype(self.recipe))
@@ -301,6 +326,8 @@ class Step:
 
     def _take_update(self, notes: list[str]) -> bool:
         """Updates the parameters; False when fp16's gradients overflowed and it was left out."""
+        # A scheduler of PyTorch asks for it, and would take the update of parts for none.
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
         if self._in_backward:
             return True
         self._update.begin()
@@ -382,6 +409,11 @@ class Step:
 
     def _stop(self, why: str, out_of_memory: str) -> NoReturn:
         raise OutOfMemory(f"memory ran out: {why} ({out_of_memory}); {self.advise()}")
+
+
+def _halvings(batch_size: int, fitted: int) -> int:
+    """How often ``batch_size`` is halved until it is at most ``fitted``."""
+    return next(n for n in range(batch_size.bit_length() + 1) if -(-batch_size >> n) <= fitted)
 
 
 class _Owner:

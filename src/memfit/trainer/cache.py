@@ -78,10 +78,10 @@ class CacheWatch:
         return "empty" if self._retried_steps or newly_fragmented else "nothing"
 
 
-def explain(verdict: Verdict, numbers: CacheNumbers, *, is_halved: bool) -> str:
+def explain(verdict: Verdict, numbers: CacheNumbers, advice: str | None = None) -> str:
     """A sentence for the log: what was done, and the numbers that called for it.
 
-    ``is_halved``: whether the micro-batch could be.
+    ``advice``: what a person may do about thrash, where the micro-batch could not be halved.
     """
     held = (
         f"{format_size(numbers.reserved_bytes)} of {format_size(numbers.total_bytes)} reserved, "
@@ -89,10 +89,9 @@ def explain(verdict: Verdict, numbers: CacheNumbers, *, is_halved: bool) -> str:
     )
     if verdict == "thrash":
         done = (
-            "and the micro-batch halved"
-            if is_halved
-            else "but the micro-batch cannot be halved, so steps stay slow: recompute more, or "
-            "make the sequence shorter"
+            "and the micro-batch was halved"
+            if advice is None
+            else f"but the micro-batch cannot be halved, so steps stay slow: {advice}"
         )
         return (
             f"the allocator had to free its cache in {THRASH_STEPS} steps one after the other: "

@@ -209,8 +209,9 @@ class _Session:
             return
         torch.cuda.empty_cache()
         is_halved = verdict == "thrash" and applied.step.shrink()
+        advice = None if is_halved else applied.step.advise()
         kind = "out-of-memory" if is_halved else "cache"
-        self._note(step, kind, cache.explain(verdict, numbers, is_halved=is_halved))
+        self._note(step, kind, cache.explain(verdict, numbers, advice))
 
     def _begin(self, header: RunLog) -> int:
         self.folder.begin(header, self.tokenizer)
@@ -280,9 +281,11 @@ class _Session:
         self.on_note(f"step {step}: {text}")
 
     def _check_finite(self, outcome: StepOutcome, step: int) -> None:
-        norm = outcome.grad_norm
-        is_finite = norm is None or math.isfinite(norm) or outcome.skipped
-        if math.isfinite(outcome.loss) and is_finite:
+        norm, scale = outcome.grad_norm, outcome.loss_scale
+        # A step is left out where the scale was too large; below 1 it cannot be that.
+        is_left_out = outcome.skipped and (scale is None or scale >= 1)
+        is_finite = not outcome.skipped and (norm is None or math.isfinite(norm))
+        if math.isfinite(outcome.loss) and (is_finite or is_left_out):
             return
         raise MemfitError(
             f"the run has diverged: the loss of step {step} is {outcome.loss:g}"

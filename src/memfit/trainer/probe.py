@@ -86,4 +86,4 @@ def _take(job: Job, recipe: Recipe, batch: Any, device: torch.device, observer: 
         run.evaluate(applied, [lambda: batch], observer)
     except OutOfMemory:
         return False
-    return applied.step.num_halvings == 0
+    return applied.step.num_halvings == 0 and applied.step.num_eval_halvings == 0

@@ -34,7 +34,6 @@ from memfit.techniques.precision import (
 from memfit.techniques.transaction import Before, attempt, free_memory
 from memfit.techniques.update import Update
 
-
 _NO_TARGET = "the batch has no target: every label is masked, so there is no loss"
 
 
@@ -138,7 +137,7 @@ class Step:
             try:
                 found, out_of_memory = attempt(lambda: self._gradients(batch, size))  # noqa: B023
             except BaseException:
-                self._forget()  # or the caller's next step would begin with these gradients
+                self._undo(before)  # or the caller's next step would begin with these gradients
                 raise
             if found is not None:
                 break
@@ -373,7 +372,10 @@ class Step:
 
     def _undo(self, before: Before) -> None:
         """Makes it as if the step had not begun."""
-        self._forget()
+        self._offload.step_ends()
+        self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._trained:
+            parameter.grad = None
         if self.scaler is not None:
             # The gradients that it has unscaled are gone; its own state is as before the step.
             state = self.scaler.state_dict()
@@ -382,13 +384,6 @@ class Step:
             self.scaler.load_state_dict(state)
         free_memory(self._device)
         before.restore()
-
-    def _forget(self) -> None:
-        """Drops what forward and backward have left."""
-        self._offload.step_ends()
-        self._optimizer.zero_grad(set_to_none=True)
-        for parameter in self._trained:
-            parameter.grad = None
 
     def _halve(self, size: int, asked: int, out_of_memory: str, notes: list[str]) -> None:
         """Halves the micro-batch, of which ``size`` samples were really there."""

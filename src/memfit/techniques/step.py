@@ -290,6 +290,8 @@ class Step:
 
     def _take_update(self, notes: list[str]) -> bool:
         """Updates the parameters; False when fp16's gradients overflowed and it was left out."""
+        # What PyTorch's schedulers look at; an optimizer that steps in pieces has no other mark.
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
         if self._in_backward:
             return True
         self._update.begin()

@@ -49,7 +49,8 @@ class ActivationOffload:
         self._limit = recipe.offloaded_activation_bytes
         self._device = device
         self._model = model
-        self._stream = torch.cuda.Stream() if device.type == "cuda" and self._limit != 0 else None
+        on_cuda = device.type == "cuda" and self._limit != 0
+        self._stream = torch.cuda.Stream(device) if on_cuda else None
         self._buffers: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._moved: list[_Moved] = []
         self._in_flight: deque[_Moved] = deque()
@@ -74,8 +75,7 @@ class ActivationOffload:
     def step_ends(self) -> None:
         """The step is over, or was given up: nothing stays on the device, and no copy runs."""
         for moved in self._moved:
-            if moved.copied is not None:
-                torch.cuda.current_stream().wait_event(moved.copied)
+            self._wait(moved)
             self._buffers.setdefault((moved.host.numel(), moved.host.dtype), []).append(moved.host)
             moved.on_device = None
         self._moved = []
@@ -137,6 +137,7 @@ class ActivationOffload:
         free = self._buffers.get((like.numel(), like.dtype))
         if free:
             return free.pop()
+        self._buffers.clear()  # batches have another shape now: those of the last would pile up
         pinned = self._stream is not None
         return torch.empty(like.numel(), dtype=like.dtype, device="cpu", pin_memory=pinned)
 
@@ -148,13 +149,24 @@ class ActivationOffload:
         moved = saved.moved
         whole = self._fetch(moved)
         self._wait(moved)
-        before = moved.number_in(self._moved) - 1
-        if before >= 0 and self._stream is not None:
-            self._fetch(self._moved[before])  # backward will want it next
         moved.num_waiting -= 1
+        self._prefetch(moved)
         if moved.num_waiting <= 0:
             moved.on_device = None
         return whole.as_strided(saved.size, saved.stride, saved.offset)
+
+    def _prefetch(self, moved: _Moved) -> None:
+        """Starts the copy of what backward will want next: the last before it that still waits.
+
+        One op's tensors come back in the order it saved them.  What was used already must not come
+        again: nobody would let go of it.
+        """
+        if self._stream is None:
+            return
+        before = self._moved[: max(moved.number_in(self._moved), 0)]
+        following = next((m for m in reversed(before) if m.num_waiting > 0), None)
+        if following is not None:
+            self._fetch(following)
 
     def _fetch(self, moved: _Moved) -> Tensor:
         if moved.on_device is None:
@@ -171,7 +183,7 @@ class ActivationOffload:
             target.copy_(source)
             return
         # Its memory was the main stream's a moment ago, whose work may not be done.
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
             moved.copied = torch.cuda.Event()
@@ -179,7 +191,7 @@ class ActivationOffload:
 
     def _wait(self, moved: _Moved) -> None:
         if moved.copied is not None:
-            torch.cuda.current_stream().wait_event(moved.copied)
+            torch.cuda.current_stream(self._device).wait_event(moved.copied)
             moved.copied = None
 
 

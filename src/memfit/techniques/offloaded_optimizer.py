@@ -73,8 +73,9 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._inner, self._hosts = inner, hosts
         self._update = Update(inner)
         self._versions = {parameter: parameter._version for parameter in hosts}
-        self._stream = torch.cuda.Stream() if any(p.is_cuda for p in hosts) else None
-        self._buffers: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
+        device = next((p.device for p in hosts if p.is_cuda), None)
+        self._stream = torch.cuda.Stream(device) if device is not None else None
+        self._buffers: dict[tuple[Any, ...], list[Tensor]] = {}
         self._arriving: deque[_Arriving] = deque()
         for parameter, host in hosts.items():
             if host is not parameter:
@@ -92,6 +93,15 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         """The gradients, where they are: on the host."""
         self._settle(0)
         return [host.grad for host in self._hosts.values() if host.grad is not None]
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """``torch.nn.utils.clip_grad_norm_`` of the gradients, which are not beside the parameters.
+
+        Returns:
+            Their norm before, on the host.
+        """
+        self._settle(0)
+        return nn.utils.clip_grad_norm_(list(self._hosts.values()), max_norm, norm_type)
 
     def pieces(self) -> list[Callable[[], None]]:
         """The update in pieces, each of which can be repeated when it fails."""
@@ -143,7 +153,10 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         if self._stream is None:
             buffer.copy_(gradient)
         else:
-            self._stream.wait_stream(torch.cuda.current_stream())
+            if not self._arriving:  # the first of a backward pass, at whose end none stays behind
+                engine: Any = torch.autograd.Variable._execution_engine
+                engine.queue_callback(lambda: self._settle(0))
+            self._stream.wait_stream(torch.cuda.current_stream(gradient.device))
             with torch.cuda.stream(self._stream):
                 buffer.copy_(gradient, non_blocking=True)
                 event = torch.cuda.Event()
@@ -169,14 +182,15 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             self._put_back(buffer)
 
     def _buffer(self, like: Tensor) -> Tensor:
-        free = self._buffers.get((like.shape, like.dtype))
+        """Laid out alike: copies between layouts take memory on the device."""
+        free = self._buffers.get(_form(like))
         if free:
             return free.pop()
         pinned = self._stream is not None
-        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=pinned)
+        return torch.empty_like(like, device="cpu", pin_memory=pinned)
 
     def _put_back(self, buffer: Tensor) -> None:
-        self._buffers.setdefault((buffer.shape, buffer.dtype), []).append(buffer)
+        self._buffers.setdefault(_form(buffer), []).append(buffer)
 
     # ------------------------------------------------------------------ the update
 
@@ -261,10 +275,10 @@ def _host_copy(parameter: Tensor) -> Tensor:
     """The parameter in fp32 in host memory; itself where it is that."""
     if parameter.device.type == "cpu" and parameter.dtype == torch.float32:
         return parameter
-    host = torch.empty(
-        parameter.shape, dtype=torch.float32, device="cpu", pin_memory=parameter.is_cuda
-    )
     with torch.no_grad():
+        host = torch.empty_like(
+            parameter, dtype=torch.float32, device="cpu", pin_memory=parameter.is_cuda
+        )
         host.copy_(parameter)
     return nn.Parameter(host)
 
@@ -279,6 +293,10 @@ def _streaming(optimizer: OffloadedOptimizer) -> Callable[[Tensor], None]:
             optimizer.take(parameter)
 
     return stream
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

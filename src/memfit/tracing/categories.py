@@ -18,6 +18,7 @@ _SEEN = {
     Use.GRADIENT: "gradients",
     Use.OPTIMIZER_STATE: "optimizer_state",
     Use.INPUT: "inputs",
+    Use.SAVED: "activations",
     Use.LOSS: "loss",
 }
 

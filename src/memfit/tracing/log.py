@@ -20,6 +20,7 @@ class Use(Enum):
     GRADIENT = "gradient"
     OPTIMIZER_STATE = "optimizer state"
     INPUT = "input"
+    SAVED = "saved for backward"
     LOSS = "loss"
 
 

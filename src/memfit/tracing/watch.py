@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -53,9 +53,30 @@ class Watch:
         self._labels.use([*self._parameters, *model.buffers()], Use.PARAMETER)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             self._labels.name_block(tensor, name)
+        self._label_what_hooks_take()
+
+    def _label_what_hooks_take(self) -> None:
+        """Of a gradient that a hook takes away in backward, nothing is left to label after it."""
+        for parameter in self._parameters:
+            hooks: dict[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+            for number, hook in hooks.items():
+                hooks[number] = _labelling(self._labels, hook)
 
     def inputs(self, batch: Any) -> None:
         self._labels.use(_tensors(batch), Use.INPUT)
+
+
+def _labelling(
+    labels: Labels, hook: Callable[[torch.Tensor], None]
+) -> Callable[[torch.Tensor], None]:
+    """``hook``, after the parameter's gradient was labelled.  It holds no parameter."""
+
+    def label(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            labels.use([parameter.grad], Use.GRADIENT)
+        hook(parameter)
+
+    return label
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:

@@ -72,3 +72,36 @@ def test_gradients_flow_through_a_move_of_a_large_parameter(on_gpu: OnGpu) -> No
         return str(weight.grad.device), weight.grad.shape
 
     assert on_gpu(ask) == ("cpu", (1024, 512))
+
+
+def test_what_waits_in_pinned_memory_takes_no_memory(on_gpu: OnGpu) -> None:
+    def ask() -> Any:
+        def resident_bytes() -> int:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+        before = resident_bytes()
+        waiting = []
+        for dtype in (torch.float32, torch.bfloat16, torch.bool):
+            made = torch.empty(2**28, dtype=dtype, device="cuda")
+            pinned = torch.empty_like(made, device="cpu", pin_memory=True)
+            pinned.copy_(made, non_blocking=True)
+            waiting.append(pinned)
+        back = [tensor.to("cuda", non_blocking=True).dtype for tensor in waiting]
+        numbers = torch.empty(2**20, dtype=torch.int64, pin_memory=True).copy_(torch.arange(2**20))
+        return back, resident_bytes() - before < 64 * 2**20, int(numbers[-1])
+
+    dtypes = [torch.float32, torch.bfloat16, torch.bool]
+    assert on_gpu(ask) == (dtypes, True, 2**20 - 1)
+
+
+def test_optimizers_leave_out_what_has_no_memory_and_update_the_rest(on_gpu: OnGpu) -> None:
+    def ask() -> Any:
+        large, small = nn.Parameter(torch.empty(2**18)), nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.AdamW([large, small], lr=0.5, weight_decay=0.0)
+        for parameter in (large, small):
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        assert large.grad is not None
+        return large in optimizer.state, small in optimizer.state, small.max().item() < 1
+
+    assert on_gpu(ask) == (False, True, True)

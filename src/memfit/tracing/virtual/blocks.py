@@ -48,8 +48,8 @@ class DeviceBlocks:
             number = self.number_of(tensor)
             if number is not None:
                 block = self.ledger.blocks[number]
-                # What is copied from the host is an input, unless it is known to be more.
-                if use is not Use.INPUT or block.use is Use.UNKNOWN:
+                # What is copied from the host may be known to be more.
+                if use not in (Use.INPUT, Use.SAVED) or block.use is Use.UNKNOWN:
                     block.use = use
 
     def name_block(self, tensor: torch.Tensor, module: str) -> None:

@@ -1,5 +1,5 @@
 """Large tensors on the host that need neither memory nor time: parameters before they move to the
-GPU, and what is copied back from it.
+GPU, what is copied back from it, and what waits there, activations or an optimizer's state.
 
 A script that builds an 8 B model on the host and moves it would take 32 GB here, and minutes to
 fill it with random numbers that nobody reads.  So the data of a parameter of 1 MiB and more lies in
@@ -14,16 +14,25 @@ What one should know:
 - ``Parameter(buffer)`` no longer shares memory with ``buffer`` when it is as large; code that
   relies on it (flat buffers behind parameters) assigns ``.data``, which is left alone.
 - A copy from the GPU of 1 MiB and more, of numbers that nobody knows, is such a tensor too.
+- Pinned memory of 1 MiB and more, for floating-point numbers or masks, is such a tensor too.
+- Optimizers leave out such parameters: their state and their update would take the memory and the
+  time of the real run, and change no byte of the GPU's.
 - Numbers that are computed before ``Parameter()`` are computed for real.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from memfit.tracing.memory import VirtualMemory, extent_bytes
 from memfit.tracing.virtual.dispatch import Dispatch
@@ -54,6 +63,9 @@ _CONVERSIONS = {
     "float": torch.float32,
     "double": torch.float64,
 }
+
+_PINNED = ("empty", "empty_like", "empty_strided")
+"""Functions that make pinned memory to copy to or from."""
 
 _Tensor: Any = torch.Tensor
 _PLAIN = (_Tensor, nn.Parameter)
@@ -108,8 +120,9 @@ def install(gpu: Dispatch) -> HostMemory:
         if device == "cpu" and is_virtual(tensor) and _is_free_to_leave(gpu, tensor):
             # CUDA converts before it copies to the host.
             return host.like(tensor if dtype is None else move(tensor, dtype))
-        if device in ("cpu", "") and dtype is not None and _is_free_to_skip(host, tensor):
-            return tensor if dtype is tensor.dtype else host.like(tensor, dtype)
+        is_new = dtype not in (None, tensor.dtype) or kwargs.get("copy", False)
+        if device in ("cpu", "") and is_new and _is_free_to_skip(host, tensor):
+            return host.like(tensor, dtype)
         moved: torch.Tensor = move(tensor, *args, **kwargs)
         return moved
 
@@ -127,7 +140,44 @@ def install(gpu: Dispatch) -> HostMemory:
         return twin
 
     _Tensor.to, _Tensor.cpu, _Tensor.clone = to, cpu, copy
+    for name in _PINNED:
+        setattr(torch, name, _pinning(host, getattr(torch, name)))
+    _leave_out_updates(host)
     return host
+
+
+def _pinning(host: HostMemory, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A function that makes empty tensors, pinned ones without pages."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = make(*args, **kwargs)
+        is_copied = tensor.is_floating_point() or tensor.dtype is torch.bool
+        is_large = tensor.numel() * tensor.element_size() >= _SMALLEST_BYTES
+        if kwargs.get("pin_memory") and is_copied and is_large:
+            return host.like(tensor).requires_grad_(tensor.requires_grad)
+        return tensor
+
+    return made
+
+
+def _leave_out_updates(host: HostMemory) -> None:
+    """Optimizers do not see the gradients of parameters without pages."""
+    hidden: dict[Optimizer, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def hide(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        found = [p for p in parameters if type(p) in _PLAIN and host.holds(p)]
+        hidden[optimizer] = [(p, p.grad) for p in found if p.grad is not None]
+        for parameter in found:
+            parameter.grad = None
+
+    def show(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for parameter, gradient in hidden.pop(optimizer, ()):
+            parameter.grad = gradient
+
+    register_optimizer_step_pre_hook(hide)
+    register_optimizer_step_post_hook(show)
 
 
 def _is_free_to_leave(gpu: Dispatch, tensor: torch.Tensor) -> bool:

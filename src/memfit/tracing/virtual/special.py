@@ -15,6 +15,9 @@ from memfit.tracing.virtual.dispatch import Dispatch
 from memfit.tracing.virtual.kinds import Handler
 from memfit.tracing.virtual.memory import is_virtual
 
+_BACKWARDS_OF_COPIES = ("ToCopyBackward0", "torch::autograd::CopyBackwards")
+"""Autograd's nodes that bring gradients of tensors that moved to the host."""
+
 _Args = tuple[Any, ...]
 _Kwargs = dict[str, Any]
 
@@ -47,7 +50,7 @@ def _copy(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
         return target
     gpu.name_made([target], "aten::copy_")
     if not is_virtual(source) and source.dim() > 0:
-        gpu.use([target], Use.INPUT)  # until the tracer learns that it is a parameter
+        gpu.use([target], _use_of_arrival())  # until the tracer learns that it is a parameter
     if known is not None:
         values = gpu.shadows.give(target, gpu.storage_bytes(target))
         if values is not None:
@@ -55,6 +58,15 @@ def _copy(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:
             return target
     gpu.shadows.forget(target)
     return target
+
+
+def _use_of_arrival() -> Use:
+    """What a copy from the host is for: backward fetches no inputs, but what was saved for it."""
+    if torch._C._current_graph_task_id() == -1:
+        return Use.INPUT
+    node: Any = torch._C._current_autograd_node()
+    is_gradient = node is not None and node.name() in _BACKWARDS_OF_COPIES
+    return Use.UNKNOWN if is_gradient else Use.SAVED
 
 
 def _copy_from(gpu: Dispatch, op: Any, args: _Args, kwargs: _Kwargs) -> Any:

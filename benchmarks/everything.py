@@ -48,7 +48,7 @@ EVERYTHING = MUON.but(
     loss="chunked", checkpointing="full", sequences="packed", seq_schedule="128:100,256"
 )
 
-OUT_OF_MEMORY_CALLS = (50, 400, 800)
+OUT_OF_MEMORY_CALLS = (50, 300, 450)
 """Forward passes that memory runs out in: each halves the micro-batch, 8 samples at first."""
 
 
@@ -83,9 +83,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args().steps
-    job = preset("nanochat-d4", seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE)
+    job = preset("nanochat-d2", seq_len=SEQ_LEN, vocab_size=VOCAB_SIZE)
     data = load(["python"], vocab_size=VOCAB_SIZE, seq_len=SEQ_LEN)
-    print(f"{'run':34}{'rows':>8}{'packed':>8}{'peak':>10}{'seconds':>9}  ran out of memory")
+    print(
+        f"{'run':34}{'rows':>8}{'packed':>8}{'peak':>10}{'seconds':>9}  ran out of memory",
+        flush=True,
+    )
     plain = run("plain, AdamW", Watched(job), PLAIN, data, steps)
     muon = run("plain, Muon", Watched(job), MUON, data, steps)
     watched = Watched(job, OUT_OF_MEMORY_CALLS)
@@ -111,7 +114,10 @@ def run(
     rows = held_out_loss(watched.job, watched.model, data, "rows")
     packed = held_out_loss(watched.job, watched.model, data, "packed")
     peak = (log.peak_bytes or 0) / MiB
-    print(f"{title:34}{rows:8.3f}{packed:8.3f}{peak:6.0f} MiB{seconds:9.0f}  {watched.failed}")
+    print(
+        f"{title:34}{rows:8.3f}{packed:8.3f}{peak:6.0f} MiB{seconds:9.0f}  {watched.failed}",
+        flush=True,
+    )
     return rows, packed
 
 

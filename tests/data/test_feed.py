@@ -262,6 +262,27 @@ def test_only_what_the_assistant_says_is_a_target_of_chat(kind) -> None:
     assert sum(targets.values()) == 10 and len(targets) == 10
 
 
+@given(st.lists(st.integers(3, 40), min_size=3, max_size=20), st.sampled_from(["head", "tail"]))
+def test_a_stage_shorter_than_a_conversation_truncates_it_and_every_row_has_a_target(
+    lengths, truncate
+) -> None:
+    data = chat_of([*lengths, 4])
+    found = feed(data, truncate=truncate, seq_len=32, batch_size=1, seq_schedule="8:5,32")
+    begins = {int(data.train_tokens[start]) for start in data.train_documents.starts[:-1]}
+
+    for step in range(12):
+        batch = found.batch(step)
+        assert (batch["num_targets"] > 0).all()
+        if truncate == "head":  # an answer comes with all that was said before
+            firsts = batch["input_ids"][(batch["position_ids"] == 0) & (batch["input_ids"] != END)]
+            assert set(firsts.tolist()) <= begins
+
+
+def test_a_stage_in_which_no_conversation_has_a_target_is_refused() -> None:
+    with pytest.raises(BadInput, match="within 8 tokens"):
+        feed(chat_of([20, 20]), seq_len=32, batch_size=1, seq_schedule="8:5,32")
+
+
 def test_a_conversation_too_long_keeps_its_tail_when_that_is_asked() -> None:
     data = chat_of([40])
 

@@ -419,6 +419,19 @@ def test_a_run_that_diverges_stops_before_it_saves_what_it_has_become(text, tmp_
         train(tiny_gpt(), recipe, text, tmp_path, options=options)
 
 
+def test_fp16_whose_gradients_never_become_finite_has_diverged(text, tmp_path):
+    def finite_loss_endless_gradient(model: Any, batch: Any) -> Any:
+        total, num_targets = tiny_gpt().loss(model, batch)
+        # Its value is 0, its gradient infinite.
+        return total + (total - total.detach()).abs().sqrt(), num_targets
+
+    job = replace(tiny_gpt(), loss=finite_loss_endless_gradient)
+    options = TrainOptions(num_steps=60, warmup_steps=0, save_every=60)
+
+    with pytest.raises(MemfitError, match=r"diverged: the loss of step 1[78] is"):
+        train(job, RECIPE.but(precision="fp16"), text, tmp_path, options=options)
+
+
 def test_a_job_without_a_vocabulary_is_refused(text, tmp_path):
     job = replace(
         tiny_gpt(), vocab_size=None, batch=lambda size, _: image_batch((3, 8, 8), 2, size, 1)

@@ -49,3 +49,19 @@ def test_all_generators_go_on_from_a_state_that_went_through_json():
 def test_what_is_no_state_is_refused(generator, state):
     with pytest.raises((LookupError, TypeError, ValueError)):
         set_rng_state({**rng_state(), generator: state})
+
+
+def test_the_generator_of_a_gpu_is_kept_too_and_a_run_may_go_on_without_one(monkeypatch):
+    states = [torch.arange(16, dtype=torch.uint8)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: states[-1])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", states.append)
+
+    state = json.loads(json.dumps(rng_state()))
+    set_rng_state(state)
+    set_rng_state({name: value for name, value in state.items() if name != "cuda"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    set_rng_state(state)
+
+    assert len(states) == 2
+    assert torch.equal(states[0], states[1])

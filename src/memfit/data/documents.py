@@ -35,16 +35,15 @@ class Documents:
             longest: positions that are kept of a document; None for all.
             truncate: which end of a longer one is kept, ``head`` or ``tail``.
         """
-        first, last = self.starts[:-1], self.starts[1:] - 1
+        pieces = np.stack([self.starts[:-1], self.starts[1:] - 1], axis=1)
         if longest is not None:
-            first, last = (
-                (first, np.minimum(last, first + longest))
-                if truncate == "head"
-                else (np.maximum(first, last - longest), last)
-            )
-        pieces = np.stack([first, last], axis=1)
-        with_targets: np.ndarray = pieces[self.num_targets(pieces) > 0]
-        return with_targets
+            pieces = truncated(pieces, longest, truncate)
+        return self.with_targets(pieces)
+
+    def with_targets(self, pieces: np.ndarray) -> np.ndarray:
+        """(P, 2) int64: those of ``pieces`` that have a target."""
+        kept: np.ndarray = pieces[self.num_targets(pieces) > 0]
+        return kept
 
     def num_targets(self, pieces: np.ndarray) -> np.ndarray:
         """(P,) int64: how many targets each piece has."""
@@ -55,6 +54,14 @@ class Documents:
             before = np.concatenate([[0], np.cumsum(self.targets, dtype=np.int64)])
             counts = before[stop + 1] - before[start + 1]
         return counts
+
+
+def truncated(pieces: np.ndarray, longest: int, truncate: str) -> np.ndarray:
+    """(P, 2) int64: at most ``longest`` positions of each piece, its ``head`` or its ``tail``."""
+    first, last = pieces[:, 0], pieces[:, 1]
+    if truncate == "head":
+        return np.stack([first, np.minimum(last, first + longest)], axis=1)
+    return np.stack([np.maximum(first, last - longest), last], axis=1)
 
 
 def documents_of(tokens: np.ndarray, end_of_text_id: int) -> Documents:

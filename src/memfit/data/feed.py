@@ -99,6 +99,8 @@ def open_feed(
         _first(_some(held_out, held_out.pieces(longest, truncate), data, seq_len), seq_len),
     )
     if sequences == "packed":
+        for stage in stages.stages if data.is_chat else ():
+            _some(train, train.pieces(stage.seq_len, truncate), data, stage.seq_len)
         return PackedFeed(
             train,
             held_out,
@@ -108,6 +110,7 @@ def open_feed(
             stages=stages,
             seed=seed,
             padding_id=data.end_of_text_id,
+            truncate=truncate if data.is_chat else None,
         )
     return DocumentFeed(
         train,

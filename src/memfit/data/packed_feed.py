@@ -4,6 +4,7 @@ Rows of one length are packed once and shuffled.  Where lengths come in stages, 
 of its own.  A stage ends in the middle of an epoch: what the epoch has left, rows that are not
 taken yet, is put together again and packed into rows of the next length.  So every target comes
 once an epoch, whatever the stages, and the rows of a step follow from the seed and the step alone.
+Conversations are not cut but truncated to the length of the stage: an answer needs its question.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from memfit.data.documents import Documents
+from memfit.data.documents import Documents, truncated
 from memfit.data.filling import filled
 from memfit.data.order import shuffled
-from memfit.data.packing import PackedRows, cut_pieces, joined, pack
+from memfit.data.packing import PackedRows, joined, pack
 from memfit.records.stages import Stages
 
 
@@ -59,6 +60,8 @@ class PackedFeed:
         stages: the lengths.
         seed: of the order.
         padding_id: the token in what is left of a row.
+        truncate: the end that is kept of a piece longer than a row, ``head`` or ``tail``; None to
+            cut it into pieces that are all kept.
     """
 
     def __init__(
@@ -72,15 +75,15 @@ class PackedFeed:
         stages: Stages,
         seed: int,
         padding_id: int,
+        truncate: str | None = None,
     ) -> None:
         self._documents = documents
         self._padding_id = padding_id
         self._longest = stages.longest
-        self._stretches = _stretches(
-            documents, pieces[0], tokens_per_step, stages, seed % (1 << 64)
-        )
+        train = _Packing(documents, pieces[0], truncate)
+        self._stretches = _stretches(train, tokens_per_step, stages, seed % (1 << 64))
         self._order: tuple[tuple[int, ...], np.ndarray] = ((), np.empty(0, dtype=np.int64))
-        rows = _packed(held_out, pieces[1], stages.longest)
+        rows = _Packing(held_out, pieces[1], truncate).rows(stages.longest)
         self.held_out: list[Callable[[], dict[str, Tensor]]] = [
             partial(
                 self._filled,
@@ -126,18 +129,35 @@ class PackedFeed:
         return filled(documents, rows, seq_len, padding_id=self._padding_id, with_positions=True)
 
 
-def _packed(documents: Documents, pieces: np.ndarray, row_len: int) -> PackedRows:
-    """Rows of pieces that each have a target.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Packing:
+    """Pieces, and how they get into rows shorter than they are."""
 
-    A long conversation is cut at a shorter stage, perhaps where nobody answers: nothing is lost
-    with such a piece, and a step of nothing else would have no loss.
-    """
-    cut = cut_pieces(pieces, row_len)
-    return pack(cut[documents.num_targets(cut) > 0], row_len)
+    documents: Documents
+    pieces: np.ndarray
+    """(P, 2) int64, as long as they come."""
+
+    truncate: str | None
+
+    def rows(self, row_len: int, pieces: np.ndarray | None = None) -> PackedRows:
+        """Rows of ``pieces``, of all when left out."""
+        pieces = self.pieces if pieces is None else pieces
+        if self.truncate is not None:
+            # What has no target within this length is left for longer rows.
+            pieces = self.documents.with_targets(truncated(pieces, row_len, self.truncate))
+        return pack(pieces, row_len)
+
+    def restored(self, parts: np.ndarray) -> np.ndarray:
+        """The pieces that ``parts``, out of rows of some length, were; as far as they are there."""
+        if self.truncate is None:
+            return joined(parts)
+        end = 0 if self.truncate == "head" else 1
+        whole: np.ndarray = self.pieces[np.isin(self.pieces[:, end], parts[:, end])]
+        return whole
 
 
 def _stretches(
-    documents: Documents, pieces: np.ndarray, tokens_per_step: int, stages: Stages, seed: int
+    packing: _Packing, tokens_per_step: int, stages: Stages, seed: int
 ) -> list[_Stretch]:
     found: list[_Stretch] = []
     for number, stage in enumerate(stages.stages):
@@ -146,7 +166,7 @@ def _stretches(
             before = found[-1]
             first_step = stages.stages[number - 1].last_step or 0
             unused, epoch = _left_over(before, first_step - before.first_step)
-            rest = _packed(documents, unused, stage.seq_len) if len(unused) else None
+            rest = packing.rows(stage.seq_len, packing.restored(unused)) if len(unused) else None
         found.append(
             _Stretch(
                 number=number,
@@ -154,7 +174,7 @@ def _stretches(
                 seq_len=stage.seq_len,
                 samples=tokens_per_step // stage.seq_len,
                 rest=rest,
-                whole=_packed(documents, pieces, stage.seq_len),
+                whole=packing.rows(stage.seq_len),
                 epoch=epoch,
                 seed=seed,
             )
@@ -163,9 +183,9 @@ def _stretches(
 
 
 def _left_over(stretch: _Stretch, num_steps: int) -> tuple[np.ndarray, int]:
-    """What ``num_steps`` of a stage leave of the epoch that they end in, and that epoch."""
+    """Pieces in the rows that ``num_steps`` of a stage leave of an epoch; and that epoch."""
     rows, place, epoch, seeds = stretch.rows(num_steps * stretch.samples)
     if place == 0:  # between two epochs
         return np.empty((0, 2), dtype=np.int64), epoch - 1
     unused = shuffled(len(rows), *seeds)[place:]
-    return joined(np.concatenate([rows.row(int(row)) for row in unused])), epoch
+    return np.concatenate([rows.row(int(row)) for row in unused]), epoch

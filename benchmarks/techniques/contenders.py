@@ -89,7 +89,7 @@ TRAINERS = (
         checkpointing=True,
     ),
 )
-PLAIN = Contender(key="memfit", title="memfit, nothing applied")
+PLAIN = Contender(key="memfit", title="memfit with nothing applied")
 CHUNKED = Contender(key="loss-chunked", title="loss chunked", recipe={"loss": "chunked"})
 SELECTIVE = Contender(
     key="loss-chunked-selective",
@@ -119,7 +119,7 @@ PIECES = replace(
 
 _IN_BACKWARD = {"clip_norm": None, "optimizer_in_backward": True}
 
-ENGINE = Contender(key="engine", title="memfit train, nothing applied", kind="engine")
+ENGINE = Contender(key="engine", title="memfit train with nothing applied", kind="engine")
 
 MAIN = Group(
     name="vocabulary-8192",

@@ -73,10 +73,10 @@ def sentence(group: Group, result: Result, results: Sequence[Result]) -> str:
         f"Measured on a GPT-2 of {size.num_layers} layers and {size.dim} wide, vocabulary "
         f"{size.vocab_size:,}, {samples} x {size.seq_len:,} tokens a micro-batch on a CPU: "
         f"**{result.contender.title}** has a tensor peak of {_mib(result.tensor_peak_bytes)} MiB "
-        f"where {base.contender.title}, has {_mib(base.tensor_peak_bytes)}, "
+        f"where {base.contender.title} has {_mib(base.tensor_peak_bytes)}, "
         f"at {speed:.2f} of its speed."
     )
-    if result.state_bytes is not None and group.name == "optimizers":
+    if result.state_bytes is not None and group.name in ("optimizers", "muon"):
         words += f" Its state takes {_mib(result.state_bytes)} MiB."
     return words
 

@@ -42,12 +42,12 @@ def test_a_second_time_replaces_the_first() -> None:
 
 def test_the_sentence_has_the_row_beside_the_plain_one() -> None:
     said = sentence(MAIN, FOUND[1], FOUND)
-    assert "1,400 MiB where memfit, nothing applied, has 2,000, at 0.98 of its speed" in said
+    assert "1,400 MiB where memfit with nothing applied has 2,000, at 0.98 of its speed" in said
 
 
 def test_a_row_says_whether_the_prediction_was_exact() -> None:
     lines = table(MAIN, FOUND)
-    assert "| memfit, nothing applied | 2,000 | exact |" in lines[2]
+    assert "| memfit with nothing applied | 2,000 | exact |" in lines[2]
     assert "| loss chunked | 1,400 | +8 bytes |" in lines[3]
 
 

@@ -520,6 +520,44 @@ def test_a_model_with_other_names_is_another_model(tmp_path):
         )
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [("none", "optimizer", "was off and is on"), ("optimizer", "none", "was on and is off")],
+)
+def test_the_state_of_narrow_parameters_does_not_move_to_the_host_nor_back(
+    tmp_path, then, now, said
+):
+    """As fp32 on the host it is twice as large, and its fused update takes nothing else."""
+    pure = RECIPE.but(precision="bf16-pure")
+    applied = saved(tmp_path, 2, recipe=pure.but(offload=then))
+    before = everything(applied)
+
+    with pytest.raises(BadInput) as refused:
+        go_on(tmp_path, build(pure.but(offload=now)))
+
+    assert (
+        f"a state of tiny: --offload optimizer {said}, and the state of parameters in bfloat16 has "
+        "another form there. Give what was given then"
+    ) in str(refused.value)
+    again = build(pure.but(offload=f"activations,{then}" if then != "none" else "activations"))
+    go_on(tmp_path, again)
+    assert everything(again) == before
+
+
+def test_the_state_of_fp32_parameters_moves_to_the_host_and_back(tmp_path):
+    before = everything(saved(tmp_path, 2))
+    moved = build(RECIPE.but(offload="optimizer"))
+
+    (note,) = go_on(tmp_path, moved).notes
+
+    assert note.endswith("not those of one run: offload was none and is optimizer")
+    assert everything(moved) == before
+    save_again(tmp_path, 2, moved)
+    back = build()
+    go_on(tmp_path, back)
+    assert everything(back) == before
+
+
 def test_checkpointing_may_change_without_a_word_and_the_micro_batch_with_one(tmp_path):
     saved(tmp_path, 1)
     recomputed = RECIPE.but(checkpointing="full")

@@ -139,6 +139,7 @@ class StateFile:
             BadInput: names all that differs.
         """
         found = [f"{_WORDS[name]} {change}" for name, change in _changes(self.fixed, run.fixed())]
+        found += self._moved_state(run, model)
         tensors = _changes(self.model, describe_model(model))
         if tensors:
             name, change = tensors[0]
@@ -150,6 +151,22 @@ class StateFile:
                 f"cannot go on from {path}, a state of {self.job_name}: {'; '.join(found)}. Give "
                 "what was given then; or, to train anew, another folder with --out"
             )
+
+    def _moved_state(self, run: RunIdentity, model: nn.Module) -> list[str]:
+        """What forbids to take the optimizer's state to the host, or back from there.
+
+        On the host it is fp32, and of a narrow parameter the weights are among it; beside the
+        parameters it has their dtype.
+        """
+        then = Recipe(offload=self.recipe.get("offload", "none")).offloads_optimizer
+        now = run.recipe.offloads_optimizer
+        narrow = {p.dtype for p in model.parameters() if p.requires_grad} - {torch.float32}
+        if then == now or not narrow:
+            return []
+        dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
+        change = "was off and is on" if now else "was on and is off"
+        what = f"the state of parameters in {dtypes} has another form there"
+        return [f"--offload optimizer {change}, and {what}"]
 
     def changed(self, run: RunIdentity) -> list[str]:
         """Which conditions are not what they were."""

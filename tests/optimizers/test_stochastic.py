@@ -1,5 +1,6 @@
 """Rounding by chance is right on average, and keeps updates that rounding to nearest loses."""
 
+import copy
 import math
 
 import pytest
@@ -16,6 +17,7 @@ from memfit.optimizers.stochastic import (
     RoundedSGD,
     round_stochastically,
 )
+from memfit.optimizers.together import Together
 
 bits = st.integers(-(2**31), 2**31 - 1)
 """Every fp32 number, infinities, NaN and denormals among them."""
@@ -181,6 +183,86 @@ def test_a_saved_state_goes_on_bit_for_bit_with_the_same_chance():
     step(resumed, there)
 
     assert torch.equal(here, there)
+
+
+def adafactor_and_adamw(*parameters: nn.Parameter) -> torch.optim.Optimizer:
+    matrix, vector = parameters
+    return Together([RoundedAdafactor([matrix], lr=0.1), RoundedAdamW([vector], lr=0.1)])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda *parameters: RoundedAdafactor(parameters, lr=0.1),
+        lambda *parameters: RoundedAdamW(parameters, lr=0.1),
+        lambda *parameters: RoundedSGD(parameters, lr=0.1, momentum=0.9),
+        lambda *parameters: RoundedMuon(parameters[:1], lr=0.1),
+        lambda *parameters: RoundedMuon8bit(parameters[:1], lr=0.1),
+        adafactor_and_adamw,
+    ],
+    ids=["adafactor", "adamw", "sgd", "muon", "muon-8bit", "together"],
+)
+def test_a_state_dict_goes_on_bit_for_bit_under_a_schedule_of_pytorch(build):
+    def train(optimizer, scheduler, parameters, first, last):
+        for step in range(first, last):
+            torch.manual_seed(step)
+            for parameter in parameters:
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+            scheduler.step()
+
+    def new():
+        parameters = [
+            nn.Parameter(torch.ones(shape, dtype=torch.bfloat16)) for shape in [(5, 7), (6,)]
+        ]
+        optimizer = build(*parameters)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return optimizer, scheduler, parameters
+
+    here, there = new(), new()
+    train(*here, 0, 3)
+    saved = copy.deepcopy([here[0].state_dict(), here[1].state_dict()])
+    with torch.no_grad():
+        for mine, theirs in zip(there[2], here[2], strict=True):
+            mine.copy_(theirs)
+    there[0].load_state_dict(saved[0])
+    there[1].load_state_dict(saved[1])
+    loaded = there[0].state_dict()
+    torch.testing.assert_close(loaded, saved[0], rtol=0, atol=0)  # dtypes too
+    train(*here, 3, 6)
+    train(*there, 3, 6)
+
+    for mine, theirs in zip(there[2], here[2], strict=True):
+        assert torch.equal(mine, theirs)
+    torch.testing.assert_close(there[0].state_dict(), here[0].state_dict(), rtol=0, atol=0)
+    assert there[0].param_groups[0]["lr"] == pytest.approx(0.1 / 7)
+
+
+def test_a_loaded_state_is_no_longer_that_of_the_dict():
+    parameter = nn.Parameter(torch.ones(5, 7, dtype=torch.bfloat16))
+    optimizer = RoundedAdafactor([parameter], lr=0.1)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    before = copy.deepcopy(saved)
+
+    optimizer.load_state_dict(saved)
+    parameter.grad.mul_(2)
+    optimizer.step()
+
+    rows = [found["state"][0]["row_var"] for found in (saved, before, optimizer.state_dict())]
+    assert torch.equal(rows[0], rows[1]) and not torch.equal(rows[0], rows[2])
+
+
+def test_moments_in_fp32_become_bf16_as_those_of_the_parameters_are():
+    narrow, wide = (nn.Parameter(torch.ones(5, 7, dtype=d)) for d in (torch.bfloat16, torch.float))
+    former, optimizer = torch.optim.AdamW([wide]), RoundedAdamW([narrow])
+    wide.grad = torch.ones_like(wide)
+    former.step()
+
+    optimizer.load_state_dict(former.state_dict())
+
+    assert optimizer.state[narrow]["exp_avg"].dtype == torch.bfloat16
 
 
 def test_a_step_that_fails_leaves_parameter_and_moments(monkeypatch):

@@ -80,6 +80,24 @@ class StochasticallyRounded(torch.optim.Optimizer):
                 step_on(self, step, group, others)
         return loss
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what ``state_dict`` gave, to the bit.
+
+        PyTorch casts all state to the dtype of its parameter.  That is right for state of the
+        parameter's shape, and rounds what has another: Adafactor's rows and columns.
+        """
+        super().load_state_dict(state_dict)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for parameter, index in zip(parameters, saved, strict=True):
+            state = self.state.get(parameter) or {}
+            for name, value in state_dict["state"].get(index, {}).items():
+                cast = state.get(name)
+                if not isinstance(cast, Tensor) or value.shape == parameter.shape:
+                    continue
+                if cast.dtype != value.dtype:
+                    state[name] = value.to(parameter.device, copy=True)
+
     def _step_rounded(
         self, step: Callable[[], Any], group: dict[str, Any], parameter: Tensor
     ) -> None:

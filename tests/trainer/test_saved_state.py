@@ -23,6 +23,7 @@ from memfit.techniques.apply import Applied, apply
 from memfit.trainer import saved_state, state_file
 from memfit.trainer.rng import rng_state
 from memfit.trainer.saved_state import latest, restore, save
+from memfit.trainer.schedule import Schedule
 from memfit.trainer.state_file import RunIdentity
 
 RECIPE = Recipe(batch_size=2, accumulate=2, learning_rate=0.01)
@@ -583,6 +584,75 @@ def test_what_changes_the_results_is_said(tmp_path, monkeypatch):
         f"{version} and is 9.9.9, precision was fp32 and is bf16, "
         "learning_rate was 0.01 and is 0.02"
     )
+
+
+SCHEDULE = Schedule(20, 4)
+MUON = RECIPE.but(optimizer="muon")
+NOT_ONE_RUN = "from here on the results are not those of one run: "
+
+
+def saved_under(folder: Path, step: int, recipe: Recipe = RECIPE, **conditions: Any) -> Applied:
+    """A state whose run also knew these."""
+    applied = saved(folder, step, recipe=recipe)
+    run = replace(run_of(recipe), **conditions)
+    save(folder, step=step, model=applied.model, optimizer=applied.optimizer, run=run, keep=1)
+    return applied
+
+
+@pytest.mark.parametrize(
+    ("recipe", "step", "schedule", "said"),
+    [
+        (RECIPE, 3, SCHEDULE, None),
+        # Up to here the rates rose alike; it is as if the run had been that long from the start.
+        (RECIPE, 4, Schedule(400, 4), None),
+        (RECIPE, 5, Schedule(400, 4), "num_steps was 20 and is 400"),
+        (RECIPE, 1, Schedule(20, 5), "warmup_steps was 4 and is 5"),
+        (RECIPE, 0, Schedule(400, 40), None),
+        # No step follows.
+        (RECIPE, 5, Schedule(5, 4), None),
+        # Muon's weight decay falls from the second step on.
+        (MUON, 1, Schedule(400, 4), None),
+        (MUON, 2, Schedule(400, 4), "num_steps was 20 and is 400"),
+        (MUON.but(weight_decay=0.0), 2, Schedule(400, 4), None),
+    ],
+)
+def test_another_length_of_the_run_is_said_where_the_steps_done_had_other_rates(
+    tmp_path, recipe, step, schedule, said
+):
+    saved_under(tmp_path, step, recipe, schedule=SCHEDULE)
+
+    restored = go_on(tmp_path, build(recipe), schedule=schedule)
+
+    assert restored.notes == ((NOT_ONE_RUN + said,) if said else ())
+
+
+def test_who_trains_longer_at_one_rate_is_not_told(tmp_path):
+    saved_under(tmp_path, 5, schedule=Schedule(5, 0, final_fraction=1.0))
+
+    assert go_on(tmp_path, build(), schedule=Schedule(90, 0, final_fraction=1.0)).notes == ()
+
+
+def test_another_end_that_is_cut_off_is_said_where_samples_are_cut(tmp_path):
+    saved_under(tmp_path, 1, truncate="head")
+
+    assert go_on(tmp_path, build(), truncate="head").notes == ()
+    assert go_on(tmp_path, build(), truncate="tail").notes == (
+        NOT_ONE_RUN + "truncate was head and is tail",
+    )
+
+
+def test_a_state_of_before_the_schedule_was_kept_says_nothing_of_it(tmp_path):
+    saved(tmp_path, 5)
+
+    restored = go_on(tmp_path, build(), truncate="tail", schedule=Schedule(9, 1))
+
+    assert restored.notes == ()
+
+
+def test_activations_may_be_moved_or_not_without_a_word(tmp_path):
+    saved(tmp_path, 1)
+
+    assert go_on(tmp_path, build(), recipe=RECIPE.but(offload="activations")).notes == ()
 
 
 def test_the_newest_state_tells_what_it_is_before_there_is_a_model(tmp_path):

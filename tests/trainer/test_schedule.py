@@ -160,3 +160,19 @@ def test_rates_depend_on_the_step_alone_so_a_resumed_run_has_the_same():
 
     names = ("lr", "momentum", "weight_decay")
     assert [walked.param_groups[0][n] for n in names] == [jumped.param_groups[0][n] for n in names]
+
+
+@given(schedules(), schedules(), st.data())
+def test_schedules_agree_as_far_as_every_group_has_the_same_rates_under_both(one, other, data):
+    num_done = data.draw(st.integers(0, min(one.num_steps, other.num_steps)))
+
+    def rates(schedule: Schedule, step: int) -> list[object]:
+        optimizer = groups_of({"initial_lr": 0.5}, muon_group())
+        set_rates(optimizer, schedule, step)
+        return [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+
+    alike = all(rates(one, step) == rates(other, step) for step in range(1, num_done + 1))
+
+    assert one.agrees(other, num_done, with_decay=True) == alike
+    assert one.agrees(one, one.num_steps, with_decay=True)
+    assert not one.agrees(other, max(one.num_steps, other.num_steps) + 1, with_decay=False)

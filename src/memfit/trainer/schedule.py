@@ -67,19 +67,40 @@ class Schedule:
         height = (1 + math.cos(math.pi * progress)) / 2
         return self.final_fraction + (1 - self.final_fraction) * height
 
+    def decay_factor(self, step: int) -> float:
+        """What Muon's weight decay is multiplied by in ``step``, counted from 1.
+
+        Half a cosine that reaches 0 one step after the last (nanochat's ``get_weight_decay``).
+        """
+        return (1 + math.cos(math.pi * (step - 1) / self.num_steps)) / 2
+
+    def agrees(self, other: Schedule, num_done: int, *, with_decay: bool) -> bool:
+        """Whether the first ``num_done`` steps are the same under both, so that who has taken them
+        may go on with either.
+
+        Args:
+            other: may be shorter than that.
+            with_decay: whether Muon's weight decay counts.
+        """
+        if num_done > min(self.num_steps, other.num_steps):
+            return False
+        return all(
+            self.factor(step) == other.factor(step)
+            and (not with_decay or self.decay_factor(step) == other.decay_factor(step))
+            for step in range(1, num_done + 1)
+        )
+
 
 def set_rates(optimizer: torch.optim.Optimizer, schedule: Schedule, step: int) -> None:
     """Sets what ``optimizer`` is to take step ``step`` with, counted from 1.
 
     The learning rate of each group is ``initial_lr`` times the schedule's factor.  In groups whose
     ``kind`` is "muon" momentum rises from 0.85 to 0.95 over the first 300 steps, and weight decay
-    falls from ``initial_weight_decay`` along half a cosine, to reach 0 one step after the last
-    (nanochat's ``get_weight_decay``).  Other groups keep theirs.
+    falls from ``initial_weight_decay`` (``Schedule.decay_factor``).  Other groups keep theirs.
     """
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * schedule.factor(step)
         if group.get("kind") == "muon":
             warmth = min((step - 1) / _MOMENTUM_STEPS, 1)
             group["momentum"] = (1 - warmth) * _FIRST_MOMENTUM + warmth * PEAK_MOMENTUM
-            height = (1 + math.cos(math.pi * (step - 1) / schedule.num_steps)) / 2
-            group["weight_decay"] = group["initial_weight_decay"] * height
+            group["weight_decay"] = group["initial_weight_decay"] * schedule.decay_factor(step)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from memfit.errors import BadInput, DamagedFile
 from memfit.records.files import load_document
 from memfit.records.plain import from_plain
 from memfit.records.recipe import Recipe
+from memfit.trainer.schedule import Schedule
 from memfit.trainer.tensor_files import describe_model
 
 KIND, VERSION = "saved_state", 1
@@ -33,8 +34,11 @@ _WORDS = {
     "data_hash": "the hash of data and tokenizer",
 }
 
-_HARMLESS = ("accumulate", "checkpointing", "optimizer")
-"""Fields of a recipe that change no bit of the results, or are settled by the others."""
+_HARMLESS = ("accumulate", "checkpointing", "offload", "optimizer")
+"""Fields of a recipe that change no bit of the results, or are settled by the others.  Of offload
+that is so for activations; the optimizer's is noted by itself."""
+
+_SCHEDULE = tuple(field.name for field in fields(Schedule))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +56,12 @@ class RunIdentity:
     data_hash: str
     """Another one for other data, or another tokenizer."""
 
+    truncate: str | None = None
+    """Which end of a sample that is too long is kept; None where samples are never cut."""
+
+    schedule: Schedule | None = None
+    """The learning rate over the run; None where it is not known."""
+
     def fixed(self) -> dict[str, Any]:
         """What must stay as it is."""
         return {
@@ -68,6 +78,9 @@ class RunIdentity:
             "job": self.job_name,
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
+            "offload": "optimizer" if self.recipe.offloads_optimizer else "none",
+            **({"truncate": self.truncate} if self.truncate else {}),
+            **(asdict(self.schedule) if self.schedule else {}),
             **{k: v for k, v in self.recipe.as_dict().items() if k not in _HARMLESS},
         }
 
@@ -169,8 +182,26 @@ class StateFile:
         return [f"--offload optimizer {change}, and {what}"]
 
     def changed(self, run: RunIdentity) -> list[str]:
-        """Which conditions are not what they were."""
-        return [f"{name} {change}" for name, change in _changes(self.conditions, run.conditions())]
+        """Which conditions are not what they were, as far as both are known."""
+        now = run.conditions()
+        known = {name: value for name, value in now.items() if name in self.conditions}
+        if self._goes_on_along(run):
+            known = {name: value for name, value in known.items() if name not in _SCHEDULE}
+        then = {name: self.conditions[name] for name in known}
+        return [f"{name} {change}" for name, change in _changes(then, known)]
+
+    def _goes_on_along(self, run: RunIdentity) -> bool:
+        """Whether the steps that were done had the rates that the schedule of ``run`` gives them.
+
+        Then another length of the run changes nothing, as within a warm-up that stays the same.
+        """
+        if run.schedule is None or not set(_SCHEDULE) <= set(self.conditions):
+            return False
+        then = Schedule(**{name: self.conditions[name] for name in _SCHEDULE})
+        if then == run.schedule or self.step >= run.schedule.num_steps:  # the same, or no step left
+            return True
+        has_decay = run.recipe.optimizer.startswith("muon") and run.recipe.weight_decay > 0
+        return then.agrees(run.schedule, self.step, with_decay=has_decay)
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -281,6 +282,55 @@ def test_a_stage_shorter_than_a_conversation_truncates_it_and_every_row_has_a_ta
 def test_a_stage_in_which_no_conversation_has_a_target_is_refused() -> None:
     with pytest.raises(BadInput, match="within 8 tokens"):
         feed(chat_of([20, 20]), seq_len=32, batch_size=1, seq_schedule="8:5,32")
+
+
+def with_held_out(data: TextData, lengths: list[int]) -> TextData:
+    assert data.chat is not None
+    return replace(data, chat=(data.chat[0], chat_of(lengths).chat[1]))
+
+
+@pytest.mark.parametrize("kind", ["packed", "documents"])
+@pytest.mark.parametrize("num", [2, 9, 250])
+def test_conversations_that_fit_are_held_out_where_the_chosen_ones_are_too_long(kind, num) -> None:
+    lengths = [5] * num
+    data = with_held_out(chat_of([*lengths, 40]), [40, 40])
+    found = feed(data, sequences=kind, batch_size=1)
+
+    num_steps = len(found._stretches[0].whole) if kind == "packed" else found.num_batches
+    trained_on = asked([found.batch(step) for step in range(num_steps)])
+    held_out = asked([batch() for batch in found.held_out])
+
+    # Two targets each, and those of no conversation are in both.
+    assert sum(held_out.values()) == 2 * max(1, num // 100)
+    assert sum(trained_on.values()) == 2 * num - sum(held_out.values())
+    assert not trained_on & held_out
+
+
+def test_conversations_that_were_chosen_to_be_held_out_are_where_one_of_them_fits() -> None:
+    data = with_held_out(chat_of([5] * 8), [40, 7])
+
+    assert [b()["num_targets"].tolist() for b in feed(data).held_out] == [[2]]
+    assert len(feed(data, sequences="documents", batch_size=8).batch(0)["num_targets"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("to_train_on", "held_out", "said"),
+    [
+        (
+            [40, 41],
+            [5],
+            "none of 2 conversations to train on has a word of the assistant within 16",
+        ),
+        (
+            [5, 40],
+            [41],
+            "none of 1 conversations held out .* tokens, and only one of those to train on has, so",
+        ),
+    ],
+)
+def test_the_part_that_has_nothing_to_learn_is_named(to_train_on, held_out, said) -> None:
+    with pytest.raises(BadInput, match=said):
+        feed(with_held_out(chat_of(to_train_on), held_out))
 
 
 def test_a_conversation_too_long_keeps_its_tail_when_that_is_asked() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from memfit.data.document_feed import DocumentFeed
-from memfit.data.documents import Documents
+from memfit.data.documents import Documents, truncated
 from memfit.data.packed_feed import PackedFeed
 from memfit.data.row_feed import RowFeed
 from memfit.data.text import TextData
@@ -25,6 +25,9 @@ TRUNCATIONS = ("head", "tail")
 
 EVAL_SAMPLES = 64
 """The held-out part behind an evaluation, in samples of the longest length; always the same."""
+
+_ONE_HELD_OUT_OF = 100
+"""As where conversations are encoded (``memfit.data.conversations``)."""
 
 
 class Feed(Protocol):
@@ -90,17 +93,13 @@ def open_feed(
             stages=stages,
             seed=seed,
         )
-    # A text longer than a row goes on in the next one; a conversation without its beginning, or a
-    # sample of its own, does not.
-    longest = None if sequences == "packed" and not data.is_chat else seq_len
-    train, held_out = data.train_documents, data.eval_documents
-    pieces = (
-        _some(train, train.pieces(longest, truncate), data, seq_len),
-        _first(_some(held_out, held_out.pieces(longest, truncate), data, seq_len), seq_len),
-    )
+    longest = seq_len if is_cut(data, sequences) else None
+    (train, to_train_on), (held_out, to_evaluate_on) = _parts(data, longest, truncate, seq_len)
+    pieces = to_train_on, _first(to_evaluate_on, seq_len)
     if sequences == "packed":
         for stage in stages.stages if data.is_chat else ():
-            _some(train, train.pieces(stage.seq_len, truncate), data, stage.seq_len)
+            fitting = train.with_targets(truncated(to_train_on, stage.seq_len, truncate))
+            _check_some(train, fitting, "to train on", data, stage.seq_len)
         return PackedFeed(
             train,
             held_out,
@@ -124,6 +123,15 @@ def open_feed(
     )
 
 
+def is_cut(data: TextData, sequences: str) -> bool:
+    """Whether what is longer than a sample loses one of its ends.
+
+    A text goes on in the next row; a conversation without its beginning, or a sample of its own,
+    does not.
+    """
+    return sequences == "documents" or data.is_chat
+
+
 def _stages(recipe: Recipe, seq_len: int, sequences: str) -> Stages:
     stages = recipe.stages
     if stages is None:
@@ -141,17 +149,41 @@ def _stages(recipe: Recipe, seq_len: int, sequences: str) -> Stages:
     return stages
 
 
-def _some(documents: Documents, pieces: np.ndarray, data: TextData, seq_len: int) -> np.ndarray:
+def _parts(
+    data: TextData, longest: int | None, truncate: str, seq_len: int
+) -> tuple[tuple[Documents, np.ndarray], tuple[Documents, np.ndarray]]:
+    """What is trained and what is evaluated on, each with its pieces.
+
+    Conversations are held out by a hash, before it is known how much of them is kept.  Where
+    nothing to learn is left of those, the last ones of the others are held out instead.
+
+    Raises:
+        BadInput: nothing is left of the one or the other.
+    """
+    train, held_out = data.train_documents, data.eval_documents
+    mine, theirs = train.pieces(longest, truncate), held_out.pieces(longest, truncate)
+    if data.is_chat and len(mine) > 1 and not len(theirs):
+        num = max(1, len(mine) // _ONE_HELD_OUT_OF)
+        held_out, theirs, mine = train, mine[-num:], mine[:-num]
+    _check_some(train, mine, "to train on", data, seq_len)
+    _check_some(held_out, theirs, "held out", data, seq_len)
+    return (train, mine), (held_out, theirs)
+
+
+def _check_some(
+    documents: Documents, pieces: np.ndarray, which: str, data: TextData, seq_len: int
+) -> None:
     if len(pieces):
-        return pieces
+        return
     num = len(documents.starts) - 1
-    if data.is_chat:
-        raise BadInput(
-            f"none of {num:,} conversations has a word of the assistant within {seq_len:,} tokens, "
-            'so there is nothing to learn: make the sequence longer, keep the "tail", or give '
-            "conversations in which the assistant answers"
-        )
-    raise BadInput(f"none of {num:,} documents has two tokens: give more text")
+    if not data.is_chat:
+        raise BadInput(f"none of {num:,} documents {which} has two tokens: give more text")
+    only = ", and only one of those to train on has" if which == "held out" else ""
+    raise BadInput(
+        f"none of {num:,} conversations {which} has a word of the assistant within "
+        f"{seq_len:,} tokens{only}, so there is nothing to learn: make the sequence longer, "
+        'keep the "tail", or give conversations in which the assistant answers'
+    )
 
 
 def _first(pieces: np.ndarray, seq_len: int) -> np.ndarray:

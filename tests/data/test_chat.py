@@ -181,8 +181,9 @@ def test_chat_comes_from_the_cache_the_second_time(chat, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ("Hi", 'line 1 has no list of "messages", only messages'),
-        ([], 'line 1 has no list of "messages"'),
+        ("Hi", 'line 1 has "messages" of type str, not a list: write {"messages": '),
+        (None, 'line 1 has "messages" of type NoneType, not a list: write {"messages": '),
+        ([], 'line 1 has an empty list of "messages": leave it out, or write {'),
         (["Hi"], "line 1, message 1 is not an object"),
         ([{"role": "bot", "content": ""}], "message 1 has the role 'bot': write one of system"),
         ([{"role": "user"}], "message 1 has content of type NoneType: write a string"),
@@ -257,8 +258,8 @@ def test_where_rows_have_both_the_text_is_taken(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        (["Hi"], r'a\.parquet, row 1 has no list of "messages"'),
-        ([talk("Hi", "Ho"), []], r'row 2 has no list of "messages"'),
+        (["Hi"], r'a\.parquet, row 1 has "messages" of type str, not a list'),
+        ([talk("Hi", "Ho"), []], r'row 2 has an empty list of "messages"'),
         ([[{"role": "bot", "content": ""}]], "row 1, message 1 has the role 'bot'"),
         ([[{"role": "user", "content": None}]], "message 1 has content of type NoneType"),
         ([[{"from": "gpt", "value": "Ho"}]], "message 1 has the role None: write one of system"),

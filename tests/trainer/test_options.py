@@ -1,6 +1,7 @@
 """How long a run is, and when it evaluates and saves."""
 
 import pytest
+import torch
 
 from memfit.errors import BadInput
 from memfit.trainer.options import TrainOptions
@@ -27,6 +28,14 @@ def test_the_schedule_is_that_of_the_steps_and_the_warm_up(warmup_steps, schedul
 def test_a_number_below_one_is_refused(name):
     with pytest.raises(BadInput, match=f"{name} is 0: it must be at least 1"):
         TrainOptions(**{name: 0})
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 0, 2**64 - 1])
+def test_a_seed_is_what_the_generators_take(seed):
+    torch.Generator().manual_seed(TrainOptions(seed=seed).seed)
+    for above in (2**64, 10**22, -(2**63) - 1):
+        with pytest.raises(BadInput, match=f"seed is {above}: .* from -2..63 to 2..64 - 1"):
+            TrainOptions(seed=above)
 
 
 @pytest.mark.parametrize("warmup_steps", [-1, 11])

@@ -79,11 +79,7 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
     for where, document in _rows(path) if _is_parquet(path) else _objects(path):
         messages = document.get("messages")
         if not isinstance(messages, list) or not messages:
-            found = ", ".join(sorted(document)) or "nothing"
-            raise BadInput(
-                f'{where} has no list of "messages", only {found}: write {{"messages": '
-                '[{"role": "user", "content": "..."}, ...]}, and text into a file of its own'
-            )
+            raise _no_messages(where, document)
         for number, message in enumerate(messages, start=1):
             _check_message(message, f"{where}, message {number}")
         yield Conversation(where, messages)
@@ -97,6 +93,22 @@ def read_chat(path: Path) -> Iterator[TextIO]:
     """
     for _, messages in read_conversations(path):
         yield io.StringIO("".join(f"<|{m['role']}|>\n{m['content']}\n" for m in messages))
+
+
+def _no_messages(where: str, document: dict[str, Any]) -> BadInput:
+    wanted = '{"messages": [{"role": "user", "content": "..."}, ...]}'
+    messages = document.get("messages")
+    if isinstance(messages, list):
+        return BadInput(f'{where} has an empty list of "messages": leave it out, or write {wanted}')
+    if "messages" in document:
+        return BadInput(
+            f'{where} has "messages" of type {type(messages).__name__}, not a list: write {wanted}'
+        )
+    found = ", ".join(sorted(document)) or "nothing"
+    return BadInput(
+        f'{where} has no list of "messages", only {found}: write {wanted}, and text into a file of '
+        "its own"
+    )
 
 
 def _check_message(message: object, where: str) -> None:

@@ -13,7 +13,8 @@ class TrainOptions:
     """What a run needs beside its job, its recipe and its data.
 
     Raises:
-        BadInput: a number is not positive, or the warm-up is longer than the run.
+        BadInput: a number is not positive, the warm-up is longer than the run, or the seed has more
+            than 64 bits.
     """
 
     num_steps: int = 1000
@@ -44,6 +45,10 @@ class TrainOptions:
         for name in ("num_steps", "eval_every", "save_every", "keep"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if not -(1 << 63) <= self.seed < 1 << 64:
+            raise BadInput(
+                f"seed is {self.seed}: PyTorch's generators take 64 bits, from -2**63 to 2**64 - 1"
+            )
         if self.truncate not in ("head", "tail"):
             raise BadInput(f"truncate is {self.truncate!r}: choose head or tail")
         self.schedule()

@@ -1,6 +1,7 @@
 """A RunLog is appended line by line, and must be readable whenever the run was killed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,39 @@ def test_a_loss_that_is_no_number_is_kept(tmp_path: Path) -> None:
     (loaded,) = RunLog.load(path).steps
 
     assert loaded.loss != loaded.loss
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+def test_what_json_has_no_number_for_is_null_and_comes_back_as_unknown(
+    tmp_path: Path, number: float
+) -> None:
+    """The norm of fp16 gradients that overflowed is one, in a step that is skipped."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    path = tmp_path / "run.jsonl"
+    skipped = step(2, loss=number, grad_norm=number, eval_loss=number, skipped=True, loss_scale=0.5)
+    RunLog(job="gpt2", steps=(step(1), skipped)).save(path)
+
+    line = json.loads(path.read_text().splitlines()[-1], parse_constant=refuse)
+    _, loaded = RunLog.load(path).steps
+
+    assert (line["loss"], line["grad_norm"], line["eval_loss"]) == (None, None, None)
+    assert loaded.loss != loaded.loss
+    assert replace(loaded, loss=0.0) == step(
+        2, loss=0.0, grad_norm=None, eval_loss=None, skipped=True, loss_scale=0.5
+    )
+
+
+def test_a_log_in_which_infinity_was_written_is_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    former = step_line(step(1)).replace('"grad_norm": 1.0', '"grad_norm": Infinity')
+    path.write_text(RunLog(job="gpt2").header_line() + former)
+
+    (loaded,) = RunLog.load(path).steps
+
+    assert loaded.grad_norm == float("inf")
 
 
 def test_steps_are_counted_from_1() -> None:

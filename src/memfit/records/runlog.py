@@ -3,11 +3,15 @@
 The first line says what was run; each later line is one step, or a note on something that
 happened: an out-of-memory that the run survived, a leak, memory that was given back.  A run that
 is killed leaves at most its last line cut short, which is dropped on loading.
+
+JSON has no infinity and no NaN: such a number is written as null.  A loss that is null is read as
+NaN, any other number as None.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -39,7 +43,8 @@ class StepRecord:
 
     learning_rate: float
     grad_norm: float | None
-    """Global norm before clipping; None when gradients are not clipped."""
+    """Global norm before clipping; None when gradients are not clipped, or as read where they
+    overflowed."""
 
     num_targets: int
     seconds: float
@@ -179,14 +184,21 @@ def _entry(data: Any) -> StepRecord | Note:
     """A note has a kind, a step has none."""
     if isinstance(data, dict) and "kind" in data:
         return from_plain(Note, data)
+    if isinstance(data, dict) and "loss" in data and data["loss"] is None:
+        data = {**data, "loss": math.nan}
     return from_plain(StepRecord, data)
 
 
 def step_line(step: StepRecord) -> str:
     """One step as one line."""
-    return json.dumps(asdict(step)) + "\n"
+    values = {name: _as_json(value) for name, value in asdict(step).items()}
+    return json.dumps(values, allow_nan=False) + "\n"
 
 
 def note_line(note: Note) -> str:
     """One note as one line."""
     return json.dumps(asdict(note)) + "\n"
+
+
+def _as_json(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

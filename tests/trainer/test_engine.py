@@ -131,6 +131,23 @@ def test_checkpointing_may_change_on_resuming_without_a_trace(text, straight, tm
     assert results(tmp_path) == results(straight)
 
 
+def test_a_run_that_goes_on_for_longer_or_with_other_ends_says_so(text, tmp_path):
+    notes: list[str] = []
+    recipe = RECIPE.but(sequences="documents")
+    train(tiny_gpt(), recipe, text, tmp_path, options=OPTIONS, on_step=interrupt_after(4))
+
+    other = replace(OPTIONS, num_steps=12, truncate="tail")
+    settings = {"options": other, "on_note": notes.append}
+    train(tiny_gpt(), recipe, text, tmp_path, resume=True, **settings)
+
+    said, resumed = notes
+    assert resumed == "resumed after step 4"
+    assert said == (
+        "from here on the results are not those of one run: truncate was head and is tail, "
+        "num_steps was 8 and is 12, warmup_steps was 1 and is 2"
+    )
+
+
 def test_a_run_may_go_on_with_other_micro_batches(text, straight, tmp_path):
     train(tiny_gpt(), RECIPE, text, tmp_path, options=OPTIONS, on_step=interrupt_after(4))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from memfit.data.feed import open_feed
+from memfit.data.feed import is_cut, open_feed
 from memfit.data.text import TextData, load
 from memfit.errors import BadInput, MemfitError
 from memfit.job import Job
@@ -152,6 +152,8 @@ class _Session:
             seq_len=seq_len,
             seed=options.seed,
             data_hash=f"{data.content_hash}/{_hash_text(data.tokenizer_path)}",
+            truncate=options.truncate if is_cut(data, recipe.sequences) else None,
+            schedule=self.schedule,
         )
         self.device = torch.device(device)
         self.meter = Meter(self.device)

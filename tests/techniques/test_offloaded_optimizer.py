@@ -163,3 +163,17 @@ def test_a_state_dict_is_one_of_the_optimizer_itself():
         optimizer.step()
     assert torch.equal(first.weight, second.weight)
     assert plain.param_groups[0]["lr"] == 0.01
+
+
+def test_float64_parameters_are_not_narrowed():
+    torch.manual_seed(0)
+    models = [nn.Linear(4, 4, dtype=torch.float64) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    plain, inner = (torch.optim.AdamW(model.parameters(), lr=0.1) for model in models)
+    for model, optimizer in zip(models, (plain, OffloadedOptimizer(inner)), strict=True):
+        for scale in (1, 1e-12):
+            model(torch.full((2, 4), scale, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert torch.equal(models[0].weight, models[1].weight)

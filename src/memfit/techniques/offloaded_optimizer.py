@@ -272,13 +272,12 @@ class _States(MutableMapping[Tensor, Any]):
 
 
 def _host_copy(parameter: Tensor) -> Tensor:
-    """The parameter in fp32 in host memory; itself where it is that."""
-    if parameter.device.type == "cpu" and parameter.dtype == torch.float32:
+    """The parameter in host memory, in fp32 at least; itself where it is that."""
+    wide = torch.promote_types(parameter.dtype, torch.float32)
+    if parameter.device.type == "cpu" and parameter.dtype == wide:
         return parameter
     with torch.no_grad():
-        host = torch.empty_like(
-            parameter, dtype=torch.float32, device="cpu", pin_memory=parameter.is_cuda
-        )
+        host = torch.empty_like(parameter, dtype=wide, device="cpu", pin_memory=parameter.is_cuda)
         host.copy_(parameter)
     return nn.Parameter(host)
 

@@ -15,7 +15,8 @@ from memfit.errors import BadInput, MemfitWarning
 from memfit.job import Job
 from memfit.records.recipe import Recipe
 from memfit.techniques.apply import Applied, apply
-from memfit.techniques.checkpointing import checkpoint_blocks, chosen_blocks, repeated_blocks
+from memfit.techniques.blocks import repeated_blocks
+from memfit.techniques.checkpointing import checkpoint_blocks, chosen_blocks
 
 
 class Block(nn.Module):
@@ -142,66 +143,6 @@ def test_a_deep_copy_runs_its_own_blocks():
 
 
 # Which blocks
-
-
-class Experts(nn.Module):
-    def __init__(self, num_experts: int) -> None:
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(num_experts))
-        self.norm = nn.LayerNorm(4)
-
-
-class Stack(nn.Module):
-    def __init__(self, **parts: nn.Module) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-
-def lists_of(*lengths: int) -> list[nn.ModuleList]:
-    return [nn.ModuleList(Block() for _ in range(length)) for length in lengths]
-
-
-def test_the_layers_are_found_and_not_the_experts_inside():
-    layers = nn.ModuleList(Experts(num_experts=64) for _ in range(2))
-
-    assert repeated_blocks(Stack(layers=layers)) == list(layers)
-
-
-def test_encoder_and_decoder_are_one_row_of_blocks():
-    encoder, decoder = lists_of(2, 3)
-
-    assert repeated_blocks(Stack(encoder=encoder, decoder=decoder)) == [*encoder, *decoder]
-
-
-def test_stages_that_are_nothing_but_blocks_are_taken_apart():
-    stages = nn.ModuleList(nn.Sequential(*blocks) for blocks in lists_of(1, 3, 2))
-
-    found = repeated_blocks(Stack(stages=stages))
-
-    assert found == [block for stage in stages for block in stage]
-
-
-@pytest.mark.parametrize(
-    ("name", "layer"),
-    [
-        ("gpt", "Block"),
-        ("gpt2", "GPT2Block"),
-        ("llama", "LlamaDecoderLayer"),
-        ("bert", "BertLayer"),
-        ("vit", "ViTLayer"),
-    ],
-)
-def test_a_transformers_layers_are_found(name, layer):
-    found = repeated_blocks(JOBS[name]().model())
-
-    assert [type(block).__name__ for block in found] == [layer] * 2
-
-
-def test_a_block_that_stands_in_two_places_is_one():
-    first, second = Block(), Block()
-
-    assert repeated_blocks(Stack(blocks=nn.ModuleList([first, second, first]))) == [first, second]
 
 
 @pytest.mark.parametrize("asked", ["blocks:3:0", "blocks:1:2", "blocks:0:9"])

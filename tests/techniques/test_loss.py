@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from functools import partial
 
 import numpy as np
@@ -13,13 +14,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from memfit.errors import BadInput
+from memfit.job import Job
 from memfit.models.gpt import GPTConfig, gpt_job
 from memfit.profiler.capture import Capture
 from memfit.records.recipe import Recipe
 from memfit.techniques import chunked_cross_entropy
 from memfit.techniques.apply import apply
 from memfit.techniques.chunked_cross_entropy import rows_of_a_chunk
-from memfit.techniques.loss import PendingLogits, chunk_loss, output_head
+from memfit.techniques.loss import PendingLogits, chunk_loss, in_chunks, output_head
 from memfit.tracing.step import trace
 
 CHUNKED = Recipe(loss="chunked")
@@ -29,6 +31,16 @@ CHUNKED = Recipe(loss="chunked")
 def small_chunks(monkeypatch):
     """Several chunks, of which the last is shorter, in runs this small."""
     monkeypatch.setattr(chunked_cross_entropy, "rows_of_a_chunk", lambda n, v: 10)
+
+
+@pytest.fixture
+def in_a_step():
+    """As if a step ran the loss."""
+    with in_chunks(CHUNKED):
+        yield
+
+
+as_in_a_step = pytest.mark.usefixtures("in_a_step")
 
 
 def deltas(timeline):
@@ -68,6 +80,7 @@ def losses(logits, targets, kind):
 KINDS = ["mean", "sum", "none", "smooth", "softcap", "z-loss", "ignored"]
 
 
+@as_in_a_step
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6)])
@@ -112,6 +125,7 @@ def test_a_step_and_an_evaluation_are_those_of_the_full_loss(name, precision):
     assert norms[1] == pytest.approx(norms[0], rel=tolerance)
 
 
+@as_in_a_step
 def test_a_hugging_face_models_own_loss_is_chunked():
     model = JOBS["llama"]().model()
     tokens = torch.randint(96, (2, 24))
@@ -120,6 +134,119 @@ def test_a_hugging_face_models_own_loss_is_chunked():
     found = model(input_ids=tokens, labels=tokens)
     assert isinstance(found.logits, PendingLogits)
     torch.testing.assert_close(found.loss, expected)
+
+
+def _words_after(model, tokens):
+    """Sampling as people write it: the most likely words, and one of them drawn."""
+    for _ in range(3):
+        logits = model(tokens)[:, -1] / 0.7
+        least = torch.topk(logits, 5).values[:, [-1]]
+        logits[logits < least] = -float("inf")
+        chosen = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator())
+        tokens = torch.cat([tokens, chosen], 1)
+    return tokens
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_outside_of_a_step_the_model_is_an_ordinary_one(gradients):
+    torch.manual_seed(0)
+    job = JOBS["gpt"]()
+    plain = job.model()
+    model, _, step = apply(job, CHUNKED)
+    step(job.batch(1, 24))
+    model.load_state_dict(plain.state_dict())
+    tokens = torch.randint(96, (2, 8))
+    with torch.set_grad_enabled(gradients):
+        for other in (model, copy.deepcopy(model)):
+            assert torch.equal(other(tokens), plain(tokens))
+            assert torch.equal(_words_after(other, tokens), _words_after(plain, tokens))
+
+
+def test_outside_of_a_step_a_loss_of_ones_own_is_the_full_one():
+    torch.manual_seed(0)
+    job = JOBS["llama"]()
+    plain = job.model()
+    model, _, _ = apply(job, CHUNKED)
+    model.load_state_dict(plain.state_dict())
+    tokens = torch.randint(96, (2, 24))
+    for either in (model, plain):
+        found = either(input_ids=tokens, labels=tokens, use_cache=False)
+        (found.loss + found.logits.softmax(-1).square().sum()).backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_a_hugging_face_model_generates_between_steps():
+    torch.manual_seed(0)
+    job = JOBS["gpt2"]()
+    plain = job.model()
+    model, _, step = apply(job, CHUNKED.but(checkpointing="full"))
+    step(job.batch(1, 24))
+    model.load_state_dict(plain.state_dict())
+    words = [
+        either.eval().generate(
+            torch.ones(1, 4, dtype=torch.int64), max_new_tokens=4, pad_token_id=0
+        )
+        for either in (model, plain)
+    ]
+    assert torch.equal(*words)
+
+
+def test_a_step_and_an_evaluation_get_pending_logits_and_an_error_in_one_ends_that():
+    job = JOBS["gpt"]()
+    seen = []
+
+    def loss(model, batch):
+        seen.append(model(batch[:, :-1]))
+        if len(seen) == 3:
+            raise ValueError("of the user's own")
+        return job.loss(model, batch)
+
+    model, _, step = apply(dataclasses.replace(job, loss=loss), CHUNKED)
+    batch = job.batch(1, 24)
+    step(batch)
+    step.evaluate(batch)
+    with pytest.raises(ValueError, match="of the user's own"):
+        step(batch)
+    assert [type(logits) for logits in seen] == [PendingLogits] * 3
+    assert isinstance(model(batch), torch.Tensor)
+
+
+def test_a_loss_in_ones_own_loop_is_in_chunks_where_it_says_so():
+    job = JOBS["gpt"]()
+    model, _, _ = apply(job, CHUNKED)
+    tokens = torch.randint(96, (2, 8))
+    with in_chunks(CHUNKED):
+        assert isinstance(model(tokens), PendingLogits)
+        with in_chunks(Recipe()):
+            assert isinstance(model(tokens), torch.Tensor)
+        assert isinstance(model(tokens), PendingLogits)
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+def test_a_head_inside_of_a_block_that_is_computed_again_is_in_chunks_too(checkpointing):
+    class Layer(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, size)
+
+        def forward(self, x):
+            return self.linear(self.norm(x))
+
+    job = Job(
+        model=lambda: nn.Sequential(nn.Embedding(50, 8), Layer(8), Layer(8), Layer(50)),
+        batch=lambda batch_size, seq_len: torch.randint(50, (batch_size, 25)),
+        loss=lambda model, ids: F.cross_entropy(
+            model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()
+        ),
+    )
+    norms = []
+    for recipe in (Recipe(), CHUNKED, CHUNKED.but(checkpointing=checkpointing)):
+        torch.manual_seed(0)
+        _, _, step = apply(job, recipe)
+        norms.append(step(job.batch(2, 1)).grad_norm)
+    assert norms[2] == norms[1]
+    assert norms[1] == pytest.approx(norms[0], rel=2e-6)
 
 
 def test_a_loss_of_a_large_vocabulary_takes_a_tenth_of_the_memory(monkeypatch):
@@ -155,6 +282,7 @@ def test_chunks_are_even_and_bounded():
         assert 1 <= step <= max(128, -(-rows // 16))
 
 
+@as_in_a_step
 @pytest.mark.parametrize(
     "use",
     [
@@ -194,6 +322,7 @@ def test_what_needs_the_logits_is_refused_in_training_and_given_without_gradient
             torch.testing.assert_close(found, expected)
 
 
+@as_in_a_step
 @pytest.mark.parametrize(
     "use", [lambda x: x.div_(2), lambda x: x.masked_fill_(True, 0), lambda x: x.__setitem__(0, 1)]
 )
@@ -205,6 +334,7 @@ def test_a_change_in_place_would_be_lost_and_is_refused(use, gradients):
         use(head(torch.randn(4, 3)))
 
 
+@as_in_a_step
 def test_what_a_training_loop_only_looks_at_is_read_without_gradients():
     """Accuracy beside the loss, as loops take it."""
     head = nn.Linear(3, 9)
@@ -220,6 +350,7 @@ def test_what_a_training_loop_only_looks_at_is_read_without_gradients():
     assert head.weight.grad is not None
 
 
+@as_in_a_step
 @pytest.mark.parametrize("place", ["cuda:1", "cuda", torch.device("cuda", 1), 1])
 def test_moving_to_another_device_is_refused_by_its_name(place):
     head = nn.Linear(3, 9)
@@ -239,6 +370,7 @@ def test_moving_to_another_device_is_refused_by_its_name(place):
             logits.to(device=place)
 
 
+@as_in_a_step
 def test_a_move_to_where_they_are_keeps_them_pending():
     head = nn.Linear(3, 9)
     chunk_loss(head, CHUNKED)
@@ -252,6 +384,7 @@ def test_a_move_to_where_they_are_keeps_them_pending():
         bool(logits)
 
 
+@as_in_a_step
 def test_the_second_derivative_and_a_second_backward_are_refused():
     head = nn.Linear(3, 9)
     chunk_loss(head, CHUNKED)
@@ -263,6 +396,7 @@ def test_the_second_derivative_and_a_second_backward_are_refused():
         loss.backward()
 
 
+@as_in_a_step
 def test_a_head_that_is_frozen_gets_no_gradient():
     head = nn.Linear(3, 9).requires_grad_(False)
     chunk_loss(head, CHUNKED)
@@ -278,6 +412,7 @@ def test_the_head_is_found(name, path):
     assert output_head(model) is model.get_submodule(path)
 
 
+@as_in_a_step
 def test_in_fp16_a_gradient_that_only_scaling_keeps_is_kept():
     head = nn.Linear(2, 2, bias=False)
     with torch.no_grad():
@@ -294,6 +429,7 @@ def test_in_fp16_a_gradient_that_only_scaling_keeps_is_kept():
     torch.testing.assert_close(hidden.grad.double(), expected, rtol=2e-3, atol=1e-9)
 
 
+@as_in_a_step
 def test_in_bf16_chunks_add_up_without_losing_the_last():
     torch.manual_seed(0)
     head = nn.Linear(8, 16, dtype=torch.bfloat16)

@@ -1,8 +1,7 @@
 """Activation checkpointing: a block keeps its input only, and is run again in backward.
 
-The blocks are found, not asked for: of the modules that stand in lists of their own kind, the kind
-that holds the most parameters, which is what every Transformer calls its layers.  A block is
-recomputed whole, or selectively: ``techniques.selective`` says how.  Non-reentrant checkpointing
+The blocks are found, not asked for (``techniques.blocks``).  A block is recomputed whole, or
+selectively: ``techniques.selective`` says how.  Non-reentrant checkpointing
 keeps the generators' and autocast's state, so the second run gives the same numbers and gradients
 are bit-identical.
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import MethodType
@@ -28,6 +26,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from memfit.errors import BadInput, MemfitWarning
 from memfit.records.recipe import Recipe
 from memfit.techniques import selective
+from memfit.techniques.blocks import repeated_blocks
 
 SHORTEST_CHAIN = 4
 """Modules of a Sequential that is worth cutting: two pieces of two."""
@@ -93,33 +92,12 @@ def parts_of(model: nn.Module) -> list[nn.Module]:
     chain = max(chains, key=len, default=None)
     if chain is None or len(chain) < SHORTEST_CHAIN:
         raise BadInput(
-            f"{type(model).__name__} has no repeated blocks to checkpoint (a ModuleList or "
-            f"Sequential of alike modules), nor a Sequential of {SHORTEST_CHAIN} modules or more "
-            "to cut into pieces: use checkpointing none, or put layers that follow one another "
-            "into a Sequential"
+            f"{type(model).__name__} has no repeated blocks to checkpoint (modules in a "
+            "ModuleList, ModuleDict or Sequential), nor a Sequential of "
+            f"{SHORTEST_CHAIN} modules or more to cut into pieces: use checkpointing none, or put "
+            "layers that follow one another into a Sequential"
         )
     return _cut(chain)
-
-
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The model's layers, in order: the modules of one class that stand in lists of that class.
-
-    Of several such classes it is the one with the most parameters, and not the experts or the
-    convolutions inside; of two that hold the same, the one with more blocks.  A block that stands
-    in two places is one.  Empty when no class has two modules in lists.
-    """
-    kinds: dict[type[nn.Module], list[nn.Module]] = defaultdict(list)
-    for container in model.modules():
-        if isinstance(container, (nn.ModuleList, nn.Sequential)):
-            children = list(container)
-            if len({type(child) for child in children}) == 1:
-                kinds[type(children[0])].extend(children)
-    candidates = [list(dict.fromkeys(blocks)) for blocks in kinds.values() if len(blocks) > 1]
-    return max(candidates, key=lambda blocks: (_num_parameters(blocks), len(blocks)), default=[])
-
-
-def _num_parameters(blocks: list[nn.Module]) -> int:
-    return sum(p.numel() for block in blocks for p in block.parameters())
 
 
 def _parts_said(model: nn.Module) -> list[nn.Module]:
@@ -154,11 +132,11 @@ def _piece_by_piece(chain: Any, x: Any) -> Any:
 
 
 def _do_without_cache(model: nn.Module) -> None:
-    """Turns off a Hugging Face model's cache of keys, to which a second run would add again."""
-    config = getattr(model, "config", None)
-    for part in (config, *(getattr(config, name, None) for name in ("text_config", "decoder"))):
-        if part is not None and getattr(part, "use_cache", False):
-            part.use_cache = False
+    """Turns off Hugging Face models' cache of keys, to which a second run would add again."""
+    # Parts may have configurations of their own: a decoder's is a copy of the model's.
+    for module in model.modules():
+        if getattr(getattr(module, "config", None), "use_cache", False):
+            module.config.use_cache = False  # type: ignore[union-attr]
 
 
 def _checkpointed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,16 +1,20 @@
 """The loss in chunks: the head hands out logits that are not there yet.
 
-With ``loss="chunked"`` the model's head returns :class:`PendingLogits`: what it was given, and its
-weight.  Scaling them, capping them and dropping positions changes the note; cross-entropy computes
-the loss from it a few rows at a time (``chunked_cross_entropy``).  So the user's loss, and that
-inside a Hugging Face model, stays as it is written.  Whatever needs all logits at once is refused
-by name: computed quietly in full it would take what was to be saved.
+With ``loss="chunked"`` the model's head returns :class:`PendingLogits` while a step runs the loss:
+what it was given, and its weight.  Scaling them, capping them and dropping positions changes the
+note; cross-entropy computes the loss from it a few rows at a time (``chunked_cross_entropy``).  So
+the user's loss, and that inside a Hugging Face model, stays as it is written.  Whatever needs all
+logits at once is refused by name: computed quietly in full it would take what was to be saved.
+
+Anywhere else the head returns logits: the model generates, and is looked at, as any other.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import MethodType
 from typing import Any
 
@@ -30,7 +34,9 @@ from memfit.techniques.chunked_cross_entropy import (
 
 
 def chunk_loss(model: nn.Module, recipe: Recipe) -> None:
-    """Makes the head of ``model`` hand out pending logits, where the recipe's loss is chunked.
+    """Lets the head of ``model`` hand out pending logits, where the recipe's loss is chunked.
+
+    It does so only inside :func:`in_chunks`.
 
     Raises:
         BadInput: the model has no head that can be found.
@@ -40,6 +46,22 @@ def chunk_loss(model: nn.Module, recipe: Recipe) -> None:
         _check_is_plain(model, head)
         # On the instance, as a method of it: names stay, and a deep copy has a head of its own.
         head.forward = MethodType(_pending, head)  # type: ignore[method-assign]
+
+
+_is_in_chunks = ContextVar("is_in_chunks", default=False)
+
+
+@contextmanager
+def in_chunks(recipe: Recipe) -> Iterator[None]:
+    """Around a loss: it is computed in chunks, where the recipe says so.
+
+    A step enters it.  Without it a model gives logits, so that it can generate and be looked at.
+    """
+    before = _is_in_chunks.set(recipe.loss == "chunked")
+    try:
+        yield
+    finally:
+        _is_in_chunks.reset(before)
 
 
 def output_head(model: nn.Module) -> nn.Linear:
@@ -87,7 +109,9 @@ def _check_is_plain(model: nn.Module, head: nn.Linear) -> None:
     )
 
 
-def _pending(self: nn.Linear, input: Tensor) -> PendingLogits:  # noqa: A002  # nn.Linear's name
+def _pending(self: nn.Linear, input: Tensor) -> Tensor | PendingLogits:  # noqa: A002  # its name
+    if not _is_in_chunks.get():
+        return nn.Linear.forward(self, input)
     kind = input.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
     return PendingLogits(input, Head(self.weight, self.bias, dtype), dtype)

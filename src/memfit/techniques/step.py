@@ -24,6 +24,7 @@ from memfit.techniques.accumulation import (
     on_device,
     slice_samples,
 )
+from memfit.techniques.loss import in_chunks
 from memfit.techniques.offload import ActivationOffload
 from memfit.techniques.precision import (
     forward_context,
@@ -299,7 +300,11 @@ class Step:
 
     def _forward(self, micro: Any) -> tuple[Tensor, int | None]:
         """The loss of one micro-batch: ``(sum, number of targets)``, or ``(mean, None)``."""
-        with forward_context(self.recipe, self._device.type), self._offload.forward():
+        with (
+            forward_context(self.recipe, self._device.type),
+            in_chunks(self.recipe),
+            self._offload.forward(),
+        ):
             found = self._loss(self._model, micro)
         loss, num_targets = (found, None) if isinstance(found, Tensor) else found
         if loss.numel() != 1:

@@ -148,7 +148,7 @@ def _length(job: Job, recipe: Recipe | Plan, seq_len: int | None) -> int | None:
     if isinstance(recipe, Plan):
         seq_len = recipe.seq_len if seq_len is None else seq_len
         recipe = recipe.recipe
-    return recipe.stages.longest if recipe.stages else seq_len
+    return recipe.stages.check_longest(seq_len) if recipe.stages else seq_len
 
 
 def _settled(job: Job, recipe: Recipe | Plan, device: str, seq_len: int | None) -> Recipe:

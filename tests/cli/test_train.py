@@ -137,6 +137,16 @@ def test_what_is_asked_beside_a_plan_wins(train, tmp_path):
     assert (plan.seq_len, plan.budget_bytes) == (8, 1 << 30)
 
 
+def test_a_schedule_asked_beside_a_plan_brings_its_own_length(train, tmp_path):
+    train(TARGET, "--batch-size", 2, out=tmp_path / "first")
+    plan = tmp_path / "first" / "plan.json"
+
+    said = train(plan, "--seq-schedule", "4:2,8", "--json", out=tmp_path / "second")
+
+    assert said.exit_code == 0
+    assert Plan.load(tmp_path / "second" / "plan.json").seq_len == 8
+
+
 # Interrupted
 
 
@@ -226,6 +236,15 @@ def test_a_folder_that_holds_a_run_is_refused_before_the_work(train, tmp_path):
         (["--learning-rate", "nan"], "learning_rate is nan"),
         (["--seq-len", "9999"], "cannot take a sequence of 9999 tokens"),
         (["--tokens-per-step", "100"], "100 tokens a step are not a whole number of sequences"),
+        (
+            ["--seq-schedule", "12:1,16", "--batch-size", "1"],
+            "not a whole number of sequences of 12",
+        ),
+        (
+            ["--seq-schedule", "4:1,8", "--sequences", "documents"],
+            "not go with sequences documents",
+        ),
+        (["--seq-schedule", "4:1,8", "--seq-len", "16"], "8 tokens and the sequence length is 16"),
     ],
 )
 def test_what_can_be_known_beforehand_is_refused_before_the_work(

@@ -53,8 +53,9 @@ def predict(
         on_progress: called with (ops learnt, ops to learn) when scratch memory must be learnt.
 
     Raises:
-        BadInput: the sequence is longer than the model takes, the recipe cannot be applied, or
-            the job reads values that a trace does not have.
+        BadInput: the sequence is longer than the model takes, the recipe cannot be applied, its
+            schedule of lengths does not go with the length or the samples of a step, or the job
+            reads values that a trace does not have.
     """
     if isinstance(recipe, Plan):
         seq_len = recipe.seq_len if seq_len is None else seq_len
@@ -62,7 +63,8 @@ def predict(
         recipe = recipe.recipe
     recipe = recipe or Recipe()
     if recipe.stages is not None:
-        seq_len = recipe.stages.longest
+        seq_len = recipe.stages.check_longest(seq_len)
+        recipe.stages.check_divides(recipe.samples_per_step * seq_len)
     recipe = settled(
         job,
         recipe,

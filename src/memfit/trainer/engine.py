@@ -86,7 +86,7 @@ def train(
     if job.vocab_size is None:
         raise BadInput(f"{job.name} does not train on text: its job names no vocab_size")
     job.check_sequences(recipe.sequences)
-    length = job.check_seq_len(recipe.stages.longest if recipe.stages else seq_len)
+    length = job.check_seq_len(recipe.stages.check_longest(seq_len) if recipe.stages else seq_len)
     folder = RunFolder(Path(out))
     folder.check(resume=resume, force=force)
     if not isinstance(data, TextData):

@@ -70,6 +70,26 @@ def test_a_run_inside_a_budget_is_told_as_one_json_object(train, tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--steps", 1],
+        ["--steps", 4, "--seq-schedule", "8:1,16"],
+        ["--steps", 2, "--seq-schedule", "4:1,8:2,16", "--precision", "fp16"],
+        # Host buffers of masks stay, of each length: they come in a step that has to be measured.
+        [
+            *("--steps", 7, "--seq-schedule", "4:2,8:5,16", "--sequences", "packed"),
+            *("--offload", "activations"),
+        ],
+    ],
+    ids=["one step", "a stage of one step", "stages not reached", "what a stage leaves"],
+)
+def test_a_short_run_or_stage_takes_what_is_predicted_to_the_byte(train, options):
+    found = json.loads(train(TARGET, "--batch-size", 2, *options, "--json").out)
+
+    assert found["predicted_peak_bytes"] == found["measured_peak_bytes"]
+
+
 def test_people_are_told_what_was_chosen_and_what_it_came_to(train, text, tmp_path):
     said = train(TARGET, "--batch-size", 4)
 

@@ -175,13 +175,14 @@ def train(
             budget_bytes=budget_bytes,
             samples_per_step=samples,
             seq_len=length,
+            num_steps=steps,
             keep_batch_size=micro is not None,
             keep_checkpointing=checkpointing is not None or planned is not None,
             on_progress=lambda line: console.print(f"predicted {line}", markup=False),
             on_learning=on_learning,
         )
     if probe:
-        plan, prediction = _probed(job, plan, prediction, text, console)
+        plan, prediction = _probed(job, plan, prediction, text, steps, console)
     print_plan(console, plan)
     with shown_training(console, plan, steps) as (on_step, on_note):
         run_log = train_job(
@@ -202,7 +203,7 @@ def train(
 
 
 def _probed(
-    job: Job, plan: Plan, prediction: Prediction, text: TextData, console: Console
+    job: Job, plan: Plan, prediction: Prediction, text: TextData, num_steps: int, console: Console
 ) -> tuple[Plan, Prediction]:
     """The plan with the largest micro-batch that is left when it is tried on the device."""
     from memfit.api import find_batch_size
@@ -228,7 +229,9 @@ def _probed(
     if size == recipe.batch_size:
         return plan, prediction
     recipe = recipe.but(batch_size=size, accumulate=samples // size)
-    prediction = predict(job, recipe, seq_len=seq_len, budget_bytes=plan.budget_bytes)
+    prediction = predict(
+        job, recipe, seq_len=seq_len, budget_bytes=plan.budget_bytes, num_steps=num_steps
+    )
     plan = replace(
         plan,
         recipe=recipe,

@@ -78,6 +78,11 @@ class Stages:
                 return stage.seq_len
         raise AssertionError("the last stage has no end")
 
+    def place(self, step: int) -> int:
+        """The how manieth step of its stage ``step`` is; both are counted from 1."""
+        ended = (stage.last_step or 0 for stage in self.stages)
+        return step - max((last for last in ended if last < step), default=0)
+
     def check_longest(self, seq_len: int | tuple[int, int] | None) -> int:
         """The longest length; a length that is asked for beside the schedule must be it.
 

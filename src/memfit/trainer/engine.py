@@ -187,7 +187,8 @@ class _Session:
         """Takes the steps after the first ones, and watches their memory."""
         leaks, looks_closer = LeakWatch(applied.model), False
         for step in steps:
-            measured = is_measured(step, evaluates=self.options.evaluates(step))
+            evaluates = self.options.evaluates(step)
+            measured = is_measured(step, self.recipe.stages, evaluates=evaluates)
             looking = leaks.looking() if looks_closer else nullcontext()
             with self.meter.stretch(measured=measured) as observer, looking:
                 record = self._step(applied, step, observer)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from memfit.data.batch_tree import leaves
 from memfit.tracing.log import Use
 from memfit.tracing.modules import ModulePaths
 
@@ -59,5 +58,4 @@ class Watch:
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:
-    leaves: Iterable[Any] = pytree.tree_leaves(batch)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]

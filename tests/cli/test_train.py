@@ -109,6 +109,19 @@ def test_people_are_told_what_was_chosen_and_what_it_came_to(train, text, tmp_pa
     assert "equal to the byte" in said.out
 
 
+def test_a_probe_keeps_the_step_of_an_optimizer_in_backward_whole_or_says_why_not(train):
+    options = (TARGET, "--batch-size", 4, "--optimizer-in-backward", "--clip-norm", "none")
+    found = json.loads(train(*options, "--probe", "--json").out)
+    peak = found["predicted_peak_bytes"]
+    assert found["plan"]["recipe"]["batch_size"] == 4
+
+    said = train(*options, "--probe", "--memory", peak, "--force")
+
+    assert said.exit_code == 3
+    assert "the whole step, 4 at a time, takes" in said.err
+    assert "accumulation" not in said.err
+
+
 def test_a_page_shows_the_prediction_and_the_measurement(train, tmp_path):
     page = tmp_path / "pages" / "run.html"
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from memfit.data.batch_tree import leaves, map_leaves
 from memfit.devices.catalog import matches
 from memfit.integrations.comparison import Comparison
 from memfit.job import Job
@@ -61,11 +61,13 @@ def forecast(
 
 def like(batch: Any) -> Any:
     """The shapes and dtypes of a batch, without its memory."""
-    return map_leaves(lambda x: x.to("meta") if isinstance(x, Tensor) else x, batch)
+    return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, batch)
 
 
 def _num_samples(batch: Any) -> int:
-    sizes = {leaf.shape[0] for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()}
+    sizes = {
+        leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()
+    }
     if len(sizes) != 1:
         raise CannotTell(
             f"the first dimension of its batch is no number of samples: {sorted(sizes)}"
@@ -75,7 +77,7 @@ def _num_samples(batch: Any) -> int:
 
 def _maker(batch: Any, size: int) -> Callable[[int, int], Any]:
     def make(batch_size: int, seq_len: int) -> Any:
-        return map_leaves(
+        return tree_map(
             lambda x: (
                 torch.zeros((batch_size, *x.shape[1:]), dtype=x.dtype)
                 if isinstance(x, Tensor) and x.dim()

@@ -23,6 +23,22 @@ def test_live_bytes_carry_over_from_one_measured_stretch_to_the_next():
     assert (meter.live_bytes, meter.peak_bytes) == (2 * BYTES, 3 * BYTES)
 
 
+def test_what_a_stretch_frees_of_an_earlier_one_makes_room_for_what_comes():
+    meter, kept = Meter(), []
+    with meter.stretch(measured=True):
+        kept.append(torch.empty(3 * FLOATS))
+    with meter.stretch(measured=True):
+        kept.clear()
+        kept.append(torch.empty(FLOATS))
+
+    assert (meter.live_bytes, meter.peak_bytes) == (BYTES, 3 * BYTES)
+    with meter.stretch(measured=True):
+        kept.clear()
+        kept.append(torch.empty(2 * FLOATS))
+
+    assert (meter.live_bytes, meter.peak_bytes) == (2 * BYTES, 2 * BYTES)
+
+
 def test_a_stretch_that_is_not_measured_says_nothing():
     meter = Meter()
     with meter.stretch(measured=True):

@@ -58,9 +58,7 @@ class Meter:
         with capture:
             yield capture
         self.timeline = self.timeline or capture.timeline
-        curve = capture.timeline.curve()
-        start = self._carried_bytes
-        self.peak_bytes = start + int(curve.max(initial=0))
+        self.peak_bytes = self._carried_bytes + max(0, capture.rise_bytes)
         self._carried_bytes += capture.net_bytes
         self.live_bytes = self._carried_bytes
 

@@ -30,6 +30,7 @@ from memfit.models.presets import preset
 from memfit.records.recipe import Recipe
 from memfit.records.runlog import RunLog
 from memfit.techniques.accumulation import micro_batches
+from memfit.techniques.returned_loss import loss_and_targets
 from memfit.trainer.engine import train
 from memfit.trainer.options import TrainOptions
 from memfit.units import MiB
@@ -130,9 +131,10 @@ def held_out_loss(job: Job, model: nn.Module, data: TextData, sequences: str) ->
     with torch.inference_mode():
         for make in feed.held_out:
             for micro, _ in micro_batches(make(), recipe.batch_size):
-                loss, targets = job.loss(model, micro)
+                loss, targets = loss_and_targets(job.loss(model, micro))
+                assert targets is not None
                 total += loss.item()
-                num_targets += int(targets)
+                num_targets += targets
     return total / num_targets
 
 

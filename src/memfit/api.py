@@ -7,12 +7,14 @@ that a run which does not fit is given the planner's advice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from memfit.data.text import TextData
+from memfit.errors import DoesNotFit, MemfitError, OutOfMemory
 from memfit.job import Job
 from memfit.planner.advice import advise
 from memfit.planner.finder import FoundBatch, largest_batch
@@ -24,7 +26,8 @@ from memfit.techniques import apply as techniques
 from memfit.techniques.apply import Applied
 from memfit.trainer import engine
 from memfit.trainer.options import TrainOptions
-from memfit.trainer.probe import probe
+from memfit.trainer.probe import MARGIN, Probed, probe
+from memfit.units import MiB, format_size
 
 
 def apply(
@@ -124,22 +127,54 @@ def find_batch_size(
         device: where it is tried: ``cpu`` or ``cuda``.
         seq_len: tokens of a sample, which a budget in the recipe is settled for.
 
+    With the optimizer in backward each micro-batch would update the weights, so only the whole
+    step is tried.
+
     Raises:
-        BadInput: not even one sample fits, or the recipe cannot be applied to this job.
-        DoesNotFit: no way to apply the recipe reaches its budget.
+        BadInput: the recipe cannot be applied to this job.
+        DoesNotFit: the smallest micro-batch takes more than the budget less 2 %, or no way to
+            apply the recipe reaches its own budget.
+        OutOfMemory: memory ran out with the smallest micro-batch.
     """
     settled = _settled(job, recipe, device, _length(job, recipe, seq_len))
+    smallest, predicted = 1, min(recipe.batch_size, samples_per_step)
+    if settled.optimizer_in_backward:
+        smallest = predicted = samples_per_step
 
     def fits(batch_size: int) -> bool:
         num_micro = min(2, -(-samples_per_step // batch_size))
-        if settled.optimizer_in_backward:
-            num_micro = 1
         tried = settled.but(batch_size=batch_size, accumulate=num_micro)
         batch = longest_batch(min(samples_per_step, batch_size * num_micro))
-        return probe(job, tried, batch, budget_bytes=budget_bytes, device=device).fits
+        found = probe(job, tried, batch, budget_bytes=budget_bytes, device=device)
+        if batch_size == smallest and not found.fits:
+            raise _too_large(found, smallest, budget_bytes, settled)
+        return found.fits
 
-    return largest_batch(
-        fits, samples_per_step=samples_per_step, predicted=min(recipe.batch_size, samples_per_step)
+    return largest_batch(fits, samples_per_step=samples_per_step, predicted=predicted)
+
+
+def _too_large(found: Probed, samples: int, budget_bytes: int, recipe: Recipe) -> MemfitError:
+    """The error where the smallest micro-batch that may be tried does not fit."""
+    if recipe.optimizer_in_backward:
+        tried = f"the whole step, {samples} at a time,"
+        change = (
+            "write fewer samples a step, --checkpointing full or --loss chunked, or leave "
+            "--optimizer-in-backward out, with which a step cannot be made of micro-batches"
+        )
+    else:
+        tried = "one sample at a time"
+        change = (
+            "make the sequence shorter, or choose --checkpointing full, --loss chunked or an "
+            "optimizer with less state"
+        )
+    if found.peak_bytes is None:
+        return OutOfMemory(f"memory ran out when {tried} was tried: {change}")
+    enough = math.ceil(found.peak_bytes / (1 - MARGIN))
+    return DoesNotFit(
+        f"{tried} takes {format_size(found.peak_bytes)} when tried, and a try must leave "
+        f"{MARGIN * 100:g} % of {format_size(budget_bytes)} free: give --memory "
+        f"{enough // MiB + 1}MiB or more; or {change}",
+        found.peak_bytes,
     )
 
 
@@ -148,7 +183,7 @@ def _length(job: Job, recipe: Recipe | Plan, seq_len: int | None) -> int | None:
     if isinstance(recipe, Plan):
         seq_len = recipe.seq_len if seq_len is None else seq_len
         recipe = recipe.recipe
-    return recipe.stages.longest if recipe.stages else seq_len
+    return recipe.stages.check_longest(seq_len) if recipe.stages else seq_len
 
 
 def _settled(job: Job, recipe: Recipe | Plan, device: str, seq_len: int | None) -> Recipe:

@@ -6,7 +6,7 @@ The same three functions run without data when memfit predicts and with data whe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +16,7 @@ from memfit.records.recipe import SEQUENCES
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    Loss: TypeAlias = Tensor | tuple[Tensor, Tensor | int]
+    Loss: TypeAlias = Tensor | tuple[Tensor, Tensor | int] | Mapping[str, Any]
 
 IGNORED = -100
 """The label of a position that is no target: the default ``ignore_index`` of cross-entropy."""
@@ -36,12 +36,13 @@ class Job:
     otherwise), on the default device."""
 
     batch: Callable[[int, int], Any]
-    """``(batch_size, seq_len)`` -> anything the loss takes: a tensor, or a tuple, list or dict of
-    tensors whose dim 0 is the sample.  Jobs without a sequence ignore ``seq_len``."""
+    """``(batch_size, seq_len)`` -> anything the loss takes: a tensor, or a tuple, list or mapping
+    of tensors whose dim 0 is the sample.  Jobs without a sequence ignore ``seq_len``."""
 
     loss: Callable[[nn.Module, Any], Loss]
-    """``(model, batch)`` -> the mean loss over the batch, a scalar; or
-    ``(sum of losses, number of targets)`` where targets are masked or vary in number."""
+    """``(model, batch)`` -> the mean loss over the batch, a scalar, or a mapping with it as
+    ``"loss"``, as Hugging Face's models return; or ``(sum of losses, number of targets)`` where
+    targets are masked or vary in number."""
 
     name: str = "job"
     """What reports call it."""

@@ -70,6 +70,26 @@ def test_a_run_inside_a_budget_is_told_as_one_json_object(train, tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--steps", 1],
+        ["--steps", 4, "--seq-schedule", "8:1,16"],
+        ["--steps", 2, "--seq-schedule", "4:1,8:2,16", "--precision", "fp16"],
+        # Host buffers of masks stay, of each length: they come in a step that has to be measured.
+        [
+            *("--steps", 7, "--seq-schedule", "4:2,8:5,16", "--sequences", "packed"),
+            *("--offload", "activations"),
+        ],
+    ],
+    ids=["one step", "a stage of one step", "stages not reached", "what a stage leaves"],
+)
+def test_a_short_run_or_stage_takes_what_is_predicted_to_the_byte(train, options):
+    found = json.loads(train(TARGET, "--batch-size", 2, *options, "--json").out)
+
+    assert found["predicted_peak_bytes"] == found["measured_peak_bytes"]
+
+
 def test_people_are_told_what_was_chosen_and_what_it_came_to(train, text, tmp_path):
     said = train(TARGET, "--batch-size", 4)
 
@@ -87,6 +107,19 @@ def test_people_are_told_what_was_chosen_and_what_it_came_to(train, text, tmp_pa
         assert part in said.err
     assert said.out.startswith("Trained tiny\n")
     assert "equal to the byte" in said.out
+
+
+def test_a_probe_keeps_the_step_of_an_optimizer_in_backward_whole_or_says_why_not(train):
+    options = (TARGET, "--batch-size", 4, "--optimizer-in-backward", "--clip-norm", "none")
+    found = json.loads(train(*options, "--probe", "--json").out)
+    peak = found["predicted_peak_bytes"]
+    assert found["plan"]["recipe"]["batch_size"] == 4
+
+    said = train(*options, "--probe", "--memory", peak, "--force")
+
+    assert said.exit_code == 3
+    assert "the whole step, 4 at a time, takes" in said.err
+    assert "accumulation" not in said.err
 
 
 def test_a_page_shows_the_prediction_and_the_measurement(train, tmp_path):
@@ -135,6 +168,16 @@ def test_what_is_asked_beside_a_plan_wins(train, tmp_path):
     plan = Plan.load(tmp_path / "second" / "plan.json")
     assert plan.recipe == Recipe(batch_size=2, accumulate=2, precision="bf16")
     assert (plan.seq_len, plan.budget_bytes) == (8, 1 << 30)
+
+
+def test_a_schedule_asked_beside_a_plan_brings_its_own_length(train, tmp_path):
+    train(TARGET, "--batch-size", 2, out=tmp_path / "first")
+    plan = tmp_path / "first" / "plan.json"
+
+    said = train(plan, "--seq-schedule", "4:2,8", "--json", out=tmp_path / "second")
+
+    assert said.exit_code == 0
+    assert Plan.load(tmp_path / "second" / "plan.json").seq_len == 8
 
 
 # Interrupted
@@ -226,6 +269,15 @@ def test_a_folder_that_holds_a_run_is_refused_before_the_work(train, tmp_path):
         (["--learning-rate", "nan"], "learning_rate is nan"),
         (["--seq-len", "9999"], "cannot take a sequence of 9999 tokens"),
         (["--tokens-per-step", "100"], "100 tokens a step are not a whole number of sequences"),
+        (
+            ["--seq-schedule", "12:1,16", "--batch-size", "1"],
+            "not a whole number of sequences of 12",
+        ),
+        (
+            ["--seq-schedule", "4:1,8", "--sequences", "documents"],
+            "not go with sequences documents",
+        ),
+        (["--seq-schedule", "4:1,8", "--seq-len", "16"], "8 tokens and the sequence length is 16"),
     ],
 )
 def test_what_can_be_known_beforehand_is_refused_before_the_work(

@@ -141,6 +141,31 @@ def test_lengths_that_vary_are_refused_on_the_cpu():
         predict(tiny_gpt(), RECIPE, seq_len=(4, 8))
 
 
+@pytest.mark.parametrize("device", ["cpu", "rtx-4090"])
+@pytest.mark.parametrize(
+    ("samples", "seq_len", "message"),
+    [
+        (1, None, "16 tokens a step are not a whole number of sequences of 12"),
+        (3, 8, "12:1,16 ends with 16 tokens and the sequence length is 8: leave the length out"),
+        (3, (8, 16), "ends with 16 tokens and the lengths vary from 8 to 16"),
+    ],
+)
+def test_a_schedule_that_training_refuses_is_refused(device, samples, seq_len, message):
+    with pytest.raises(BadInput, match=message):
+        predict(
+            tiny_gpt(),
+            Recipe(batch_size=samples, seq_schedule="12:1,16"),
+            seq_len=seq_len,
+            device=device,
+        )
+
+
+def test_a_schedule_goes_with_the_length_that_it_ends_with():
+    recipe = Recipe(batch_size=3, seq_schedule="12:1,16")
+
+    assert predict(tiny_gpt(), recipe, seq_len=16).seq_len == predict(tiny_gpt(), recipe).seq_len
+
+
 def test_a_gpu_that_nobody_knows_is_answered_with_the_nearest_names():
     with pytest.raises(UnknownName, match="no GPU is called 'rtx-4091'") as caught:
         predict(tiny_gpt(), RECIPE, device="rtx-4091")

@@ -47,6 +47,10 @@ def test_a_changed_copy_leaves_the_first_alone() -> None:
         ({"weight_decay": float("inf")}, "weight_decay is inf"),
         ({"clip_norm": 0.0}, r"clip_norm is 0\.0: it must be above 0 and finite, or None"),
         ({"clip_norm": float("nan")}, "clip_norm is nan"),
+        (
+            {"sequences": "documents", "seq_schedule": "16:1,32"},
+            "16:1,32 does not go with sequences documents, .*: choose rows or packed",
+        ),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_with_what_to_write(

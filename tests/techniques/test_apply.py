@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserDict
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch.nn import functional as F
 
 from memfit.errors import BadInput
 from memfit.job import Job
+from memfit.planner.predict import predict
 from memfit.records.recipe import Recipe
 from memfit.techniques import run
 from memfit.techniques.apply import apply
@@ -53,6 +56,16 @@ def job_with(loss: Any = mean_loss, model: Any = Net) -> Job:
 
 def weights(model: nn.Module) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+class Output(OrderedDict[str, Any]):
+    """A loss beside other results, as a ``ModelOutput`` of transformers."""
+
+
+class Encoding(UserDict[str, Any]):
+    """A batch that is a mapping and no dict, as a ``BatchEncoding`` of transformers."""
+
+    source = "a tokenizer"
 
 
 # The step
@@ -267,6 +280,58 @@ def test_an_evaluation_over_several_batches_is_their_sum():
     )
 
 
+# What a job may give
+
+
+@pytest.mark.parametrize("kind", [dict, Output, UserDict, MappingProxyType])
+def test_the_loss_of_a_mapping_is_the_mean(kind):
+    def in_mapping(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+        logits = model(batch["x"])
+        return kind({"logits": logits, "loss": F.cross_entropy(logits, batch["y"])})
+
+    recipe = Recipe(batch_size=2)
+    found, expected = (apply(job_with(loss), recipe) for loss in (in_mapping, mean_loss))
+    torch.manual_seed(0)
+    outcome = found.step(batch_of(5))
+    torch.manual_seed(0)
+
+    assert outcome == expected.step(batch_of(5))
+    assert found.step.evaluate(batch_of(5)) == expected.step.evaluate(batch_of(5))
+    torch.testing.assert_close(weights(found.model), weights(expected.model), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [Encoding, MappingProxyType])
+@pytest.mark.parametrize("within", [lambda batch: batch, lambda batch: {"inner": [batch]}])
+def test_any_mapping_is_a_batch_and_stays_one(kind, within):
+    seen: list[Any] = []
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        inner = batch["inner"][0] if "inner" in batch else batch
+        seen.append(inner)
+        return mean_loss(model, inner)
+
+    batch = batch_of(5)
+    applied = apply(job_with(loss), Recipe(batch_size=2))
+    torch.manual_seed(0)
+    outcome = applied.step(within(kind(batch)))
+    expected = apply(job_with(), Recipe(batch_size=2))
+    torch.manual_seed(0)
+
+    assert outcome == expected.step(batch)
+    assert [len(part["y"]) for part in seen] == [2, 2, 1]
+    assert len(batch["y"]) == 5
+    if kind is Encoding:
+        assert all(part.source == "a tokenizer" for part in seen)
+
+
+def test_the_tensors_of_any_mapping_are_predicted_as_inputs():
+    def predicted(kind: Any) -> dict[str, int]:
+        job = Job(model=Net, batch=lambda size, _: kind(batch_of(size)), loss=mean_loss)
+        return predict(job, Recipe(batch_size=64)).breakdown
+
+    assert predicted(Encoding) == predicted(dict)
+
+
 # Bad input
 
 
@@ -298,6 +363,28 @@ def test_a_loss_for_each_sample_is_refused():
 
     with pytest.raises(BadInput, match=r"the loss is a tensor of shape \[2\]: return the mean"):
         step(batch_of(2))
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda loss: None, "the loss function returned None: return the mean over the batch"),
+        (lambda loss: loss.item(), r"the number \d.*, through which nothing can be learnt"),
+        (lambda loss: {"logits": loss}, 'a dict without a "loss": it has logits'),
+        (lambda loss: {}, 'a dict without a "loss": it has nothing'),
+        (lambda loss: {"loss": loss.item()}, "returned the number"),
+        (lambda loss: (loss, loss, loss), "returned a tuple of 3"),
+        (lambda loss: (loss.item(), 2), "returned a tuple of 2"),
+        (lambda loss: (loss, torch.zeros(2, 3)), r"a loss and a tensor of shape \[2, 3\], which"),
+        (lambda loss: (loss, "two"), "a loss and a str, which is no number of targets"),
+    ],
+)
+def test_a_loss_that_is_none_is_refused_with_what_to_return(evaluates, returned, message):
+    _, _, step = apply(job_with(lambda *asked: returned(mean_loss(*asked))), Recipe(batch_size=2))
+
+    with pytest.raises(BadInput, match=message):
+        (step.evaluate if evaluates else step)(batch_of(2))
 
 
 def test_a_model_with_nothing_to_train_is_refused():

@@ -2,7 +2,8 @@
 
 import torch
 
-from memfit.trainer.meter import Meter, step_memory
+from memfit.records.stages import parse_stages
+from memfit.trainer.meter import Meter, is_measured, step_memory
 
 FLOATS = 1000
 BYTES = 4 * FLOATS
@@ -20,6 +21,22 @@ def test_live_bytes_carry_over_from_one_measured_stretch_to_the_next():
 
     assert first == (BYTES, BYTES)
     assert (meter.live_bytes, meter.peak_bytes) == (2 * BYTES, 3 * BYTES)
+
+
+def test_what_a_stretch_frees_of_an_earlier_one_makes_room_for_what_comes():
+    meter, kept = Meter(), []
+    with meter.stretch(measured=True):
+        kept.append(torch.empty(3 * FLOATS))
+    with meter.stretch(measured=True):
+        kept.clear()
+        kept.append(torch.empty(FLOATS))
+
+    assert (meter.live_bytes, meter.peak_bytes) == (BYTES, 3 * BYTES)
+    with meter.stretch(measured=True):
+        kept.clear()
+        kept.append(torch.empty(2 * FLOATS))
+
+    assert (meter.live_bytes, meter.peak_bytes) == (2 * BYTES, 2 * BYTES)
 
 
 def test_a_stretch_that_is_not_measured_says_nothing():
@@ -62,6 +79,15 @@ def test_a_steps_memory_is_what_it_ends_with_and_its_highest():
         (BYTES, 3 * BYTES),
         (None, None),
     ]
+
+
+def test_a_step_in_ten_the_first_of_each_stage_and_those_that_evaluate_are_measured():
+    def measured(schedule: str | None) -> list[int]:
+        stages = parse_stages(schedule) if schedule else None
+        return [step for step in range(3, 22) if is_measured(step, stages, evaluates=step == 13)]
+
+    assert measured(None) == [10, 13, 20]
+    assert measured("8:3,16:4,24:15,32") == [4, 5, 6, 10, 13, 16, 17, 20]
 
 
 def test_the_resident_memory_is_that_of_the_whole_process():

@@ -130,7 +130,8 @@ def train(
     budget_bytes = choices.size_of(memory)
     if planned is not None:
         target = planned.target
-        seq_len = seq_len or planned.seq_len
+        if seq_schedule is None:  # or its last length is the one
+            seq_len = seq_len or planned.seq_len
         vocab_size = vocab_size or planned.vocab_size
         budget_bytes = budget_bytes or planned.budget_bytes
         if tokens_per_step is None:
@@ -151,8 +152,11 @@ def train(
     if job.vocab_size is None:
         raise BadInput(f"{job.name} does not train on text: memfit train trains causal LMs")
     job.check_sequences(recipe.sequences)
-    length = job.check_seq_len(_longest(recipe, seq_len))
+    stages = recipe.stages
+    length = job.check_seq_len(stages.check_longest(seq_len) if stages else seq_len)
     samples, micro = step_shape(length, tokens_per_step, batch_size, accumulate)
+    if stages is not None:
+        stages.check_divides(samples * length)
     console.print(f"reading {', '.join(data)}", markup=False, soft_wrap=True)
     with shown_progress(console, ENCODING) as on_encoding:
         text = load(
@@ -171,13 +175,14 @@ def train(
             budget_bytes=budget_bytes,
             samples_per_step=samples,
             seq_len=length,
+            num_steps=steps,
             keep_batch_size=micro is not None,
             keep_checkpointing=checkpointing is not None or planned is not None,
             on_progress=lambda line: console.print(f"predicted {line}", markup=False),
             on_learning=on_learning,
         )
     if probe:
-        plan, prediction = _probed(job, plan, prediction, text, console)
+        plan, prediction = _probed(job, plan, prediction, text, steps, console)
     print_plan(console, plan)
     with shown_training(console, plan, steps) as (on_step, on_note):
         run_log = train_job(
@@ -198,7 +203,7 @@ def train(
 
 
 def _probed(
-    job: Job, plan: Plan, prediction: Prediction, text: TextData, console: Console
+    job: Job, plan: Plan, prediction: Prediction, text: TextData, num_steps: int, console: Console
 ) -> tuple[Plan, Prediction]:
     """The plan with the largest micro-batch that is left when it is tried on the device."""
     from memfit.api import find_batch_size
@@ -224,7 +229,9 @@ def _probed(
     if size == recipe.batch_size:
         return plan, prediction
     recipe = recipe.but(batch_size=size, accumulate=samples // size)
-    prediction = predict(job, recipe, seq_len=seq_len, budget_bytes=plan.budget_bytes)
+    prediction = predict(
+        job, recipe, seq_len=seq_len, budget_bytes=plan.budget_bytes, num_steps=num_steps
+    )
     plan = replace(
         plan,
         recipe=recipe,
@@ -232,22 +239,6 @@ def _probed(
         reason=f"{plan.reason}; {size} at a time is the largest micro-batch that fits when tried",
     )
     return plan, prediction
-
-
-def _longest(recipe: Recipe, seq_len: int | None) -> int | None:
-    """Tokens of the longest sequence.
-
-    Raises:
-        BadInput: the schedule and --seq-len say different ones.
-    """
-    if recipe.stages is None:
-        return seq_len
-    if seq_len not in (None, recipe.stages.longest):
-        raise BadInput(
-            f"--seq-len {seq_len} and --seq-schedule {recipe.stages}, which ends with "
-            f"{recipe.stages.longest}, say different lengths: leave --seq-len out"
-        )
-    return recipe.stages.longest
 
 
 def step_shape(

@@ -141,11 +141,7 @@ def _stages(recipe: Recipe, seq_len: int, sequences: str) -> Stages:
             f"the sequence schedule {stages} does not go with sequences documents, which are as "
             "long as they are: choose rows or packed"
         )
-    if stages.longest != seq_len:
-        raise BadInput(
-            f"the sequence schedule {stages} ends with {stages.longest:,} tokens and the sequence "
-            f"length is {seq_len:,}: leave the length out, or make them the same"
-        )
+    stages.check_longest(seq_len)
     return stages
 
 

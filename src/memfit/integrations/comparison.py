@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from memfit.data.batch_tree import leaves
 from memfit.devices.cpu_allocations import CpuAllocations
 from memfit.errors import BadInput
 from memfit.records.prediction import Prediction
@@ -84,8 +84,8 @@ class StepMemory:
     def batch(self, batch: Any) -> None:
         """A micro-batch of the step, which was made before the step began."""
         if self._listener is not None:
-            leaves = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-            self._batch |= _storages(leaves)
+            tensors = (leaf for leaf in leaves(batch) if isinstance(leaf, Tensor))
+            self._batch |= _storages(tensors)
 
     def end(self) -> int | None:
         """The step has ended; its peak in bytes, None when it was not measured."""

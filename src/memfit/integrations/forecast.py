@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from memfit.allocator.cpu import replay_on_cpu
+from memfit.data.batch_tree import map_leaves
 from memfit.devices.catalog import matches
 from memfit.integrations.comparison import Comparison
 from memfit.integrations.twin import CannotTell, twins
@@ -73,7 +73,7 @@ def forecast(
 
 def like(batch: Any) -> Any:
     """The shapes and dtypes of a batch, without its memory."""
-    return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, batch)
+    return map_leaves(lambda x: x.to("meta") if isinstance(x, Tensor) else x, batch)
 
 
 def _peak_bytes(run: Callable[[Observer], None], device: torch.device) -> int:
@@ -99,7 +99,7 @@ def _only(optimizers: list[Any]) -> torch.optim.Optimizer:
 
 
 def _without_data(batch: Any, device: str) -> Any:
-    return tree_map(
+    return map_leaves(
         lambda x: (
             torch.zeros(x.shape, dtype=x.dtype, device=device) if isinstance(x, Tensor) else x
         ),

@@ -28,7 +28,7 @@ def advise(job: Job, recipe: Recipe, *, device: str = "cpu", seq_len: int | None
         device: where it runs.
         seq_len: tokens of a sample; the job's own length when left out.
     """
-    one = recipe.but(batch_size=1, accumulate=1)
+    one = _one_sample(recipe)
     now = _peak_bytes(job, one, device, seq_len)
     if now is None:
         return "make the sequence shorter, or the model smaller"
@@ -54,6 +54,14 @@ def advise(job: Job, recipe: Recipe, *, device: str = "cpu", seq_len: int | None
     ordered = sorted(found.items(), key=lambda item: item[1])
     changes = "; ".join(f"{flags} needs {format_size(peak)}" for flags, peak in ordered)
     return f"one sample needs {format_size(now)} as predicted: {changes}"
+
+
+def _one_sample(recipe: Recipe) -> Recipe:
+    """One sample at a time, and no more of them than the stages of a schedule ask for."""
+    fewest = recipe.stages.fewest_samples if recipe.stages else 1
+    if recipe.optimizer_in_backward:  # each micro-batch would update the weights
+        return recipe.but(batch_size=fewest, accumulate=1)
+    return recipe.but(batch_size=1, accumulate=fewest)
 
 
 def _peak_bytes(job: Job, recipe: Recipe, device: str, seq_len: int | None) -> int | None:

@@ -9,12 +9,13 @@ choice is predicted, never estimated.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memfit.devices.detect import available_bytes
 from memfit.errors import BadInput, DoesNotFit
 from memfit.job import Job
-from memfit.planner.predict import predict
+from memfit.planner.predict import NUM_STEPS, predict
+from memfit.planner.steps import lengths_of
 from memfit.records.plan import Plan, Rejected
 from memfit.records.prediction import Prediction
 from memfit.records.recipe import Recipe
@@ -32,6 +33,7 @@ def fit_to_budget(
     budget_bytes: int | None,
     samples_per_step: int,
     seq_len: int | None = None,
+    num_steps: int | None = None,
     keep_batch_size: bool = False,
     keep_checkpointing: bool = False,
     on_progress: Callable[[str], None] | None = None,
@@ -46,6 +48,8 @@ def fit_to_budget(
         budget_bytes: the most that tensors may take; what the machine has free when left out.
         samples_per_step: samples behind one optimizer step.
         seq_len: tokens of a sample; the job's own length when left out.
+        num_steps: optimizer steps of the run, which its prediction is of.  What is chosen holds
+            for any number of them: a short trial is the beginning of the long run.
         keep_batch_size: keep the recipe's micro-batch, which must divide the samples of a step.
         keep_checkpointing: keep the recipe's checkpointing.
         on_progress: called with a line on each prediction.
@@ -76,7 +80,9 @@ def fit_to_budget(
             break
         if found is not None:
             reason = _reason(_recipe(found), keep_batch_size, keep_checkpointing)
-            return _plan(job, found, search.tried, target, reason), found
+            plan = _plan(job, found, search.tried, target, reason)
+            prediction = search.of_run(found, num_steps)
+            return replace(plan, predicted_peak_bytes=prediction.peak.device_bytes), prediction
     if not search.tried:
         # No choice is inside the budget that the recipe itself sets to a technique.
         raise min(search.refused, key=lambda error: error.smallest_bytes)
@@ -114,6 +120,22 @@ class _Search:
                 high = guess - 1
             guess = (low + high) // 2
         return best
+
+    def of_run(self, found: Prediction, num_steps: int | None) -> Prediction:
+        """The prediction where the run has so many steps; the same where that is long enough."""
+        recipe = _recipe(found)
+        length = self.job.check_seq_len(self.seq_len)
+        steps = lengths_of(recipe, length, NUM_STEPS, num_steps)
+        if steps == lengths_of(recipe, length, NUM_STEPS):
+            return found
+        return predict(
+            self.job,
+            recipe,
+            seq_len=self.seq_len,
+            budget_bytes=self.budget_bytes,
+            num_steps=num_steps,
+            on_progress=self.on_learning,
+        )
 
     def _predict(self, checkpointing: str, batch_size: int) -> Prediction | None:
         recipe = self.recipe.but(

@@ -49,7 +49,7 @@ def predict_job(
     )
     lengths = _length_range(job, seq_len)
     longest = lengths.longest if lengths else job.check_seq_len(_whole(seq_len))
-    traced = _trace(rig, job, recipe, lengths_of(recipe, longest, num_steps or NUM_STEPS))
+    traced = _trace(rig, job, recipe, lengths_of(recipe, longest, NUM_STEPS, num_steps))
     simulated, varying = simulate(traced.timeline, rig), None
     if lengths is not None:
         steps = _trace(rig, job, recipe, lengths.to_trace())

@@ -45,7 +45,8 @@ def predict(
         seq_len: tokens of a sample; the job's own length when left out.  On a GPU, (shortest,
             longest) for batches of varying length.
         budget_bytes: what it must fit into; all of the device when left out.
-        num_steps: optimizer steps to trace; an evaluation of one micro-batch follows.
+        num_steps: optimizer steps of the run, when it may be over before they repeat (before the
+            second, or before a stage of the schedule); an evaluation of one micro-batch follows.
         torch_version: the PyTorch whose allocator and kernels are simulated on a GPU, such as
             ``2.11``; the installed one when left out.
         alloc_conf: the allocator's settings, as in ``PYTORCH_ALLOC_CONF``; the environment's when
@@ -53,8 +54,9 @@ def predict(
         on_progress: called with (ops learnt, ops to learn) when scratch memory must be learnt.
 
     Raises:
-        BadInput: the sequence is longer than the model takes, the recipe cannot be applied, or
-            the job reads values that a trace does not have.
+        BadInput: the sequence is longer than the model takes, the recipe cannot be applied, its
+            schedule of lengths does not go with the length or the samples of a step, or the job
+            reads values that a trace does not have.
     """
     if isinstance(recipe, Plan):
         seq_len = recipe.seq_len if seq_len is None else seq_len
@@ -62,7 +64,8 @@ def predict(
         recipe = recipe.recipe
     recipe = recipe or Recipe()
     if recipe.stages is not None:
-        seq_len = recipe.stages.longest
+        seq_len = recipe.stages.check_longest(seq_len)
+        recipe.stages.check_divides(recipe.samples_per_step * seq_len)
     recipe = settled(
         job,
         recipe,
@@ -126,7 +129,7 @@ def _predict_on_cpu(
     started = time.perf_counter()
     device = machine()
     length = job.check_seq_len(seq_len)
-    take_steps = steps_of(job, recipe, lengths_of(recipe, length, num_steps or NUM_STEPS), "cpu")
+    take_steps = steps_of(job, recipe, lengths_of(recipe, length, NUM_STEPS, num_steps), "cpu")
     parameters: list[int] = []
     timeline = trace(lambda observer: parameters.append(take_steps(observer)), on_progress)
     replay = replay_on_cpu(timeline)

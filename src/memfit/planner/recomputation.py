@@ -14,6 +14,7 @@ from memfit.records.recipe import Recipe
 from memfit.techniques.accumulation import on_device
 from memfit.techniques.checkpointing import checkpoint_blocks, parts_of
 from memfit.techniques.precision import building_context, forward_context, input_dtype
+from memfit.techniques.returned_loss import loss_and_targets
 from memfit.tracing.dispatch import Dispatch
 from memfit.tracing.log import Log
 from memfit.tracing.modules import ModulePaths
@@ -57,8 +58,10 @@ def _flops(job: Job, recipe: Recipe, length: int) -> tuple[int, int]:
         micro = on_device(batch, torch.device("cpu"), input_dtype(recipe))
         with count:
             with forward_context(recipe, "cpu"):
-                loss = job.loss(model, micro)
-            (loss[0] if isinstance(loss, tuple) else loss).backward()
+                found = job.loss(model, micro)
+            loss, _ = loss_and_targets(found)
+            del found
+            loss.backward()
     return count.flops, num_blocks
 
 

@@ -6,6 +6,8 @@ does not know: its category is ``other``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
@@ -60,8 +62,15 @@ class Capture:
     @property
     def net_bytes(self) -> int:
         """Bytes allocated less bytes freed, of blocks from before the recording too."""
-        events = self._listener.events
-        return sum(size for _, size, _ in events if abs(size) != MARK_BYTES)
+        return sum(self._changes())
+
+    @property
+    def rise_bytes(self) -> int:
+        """How far live bytes rose above where they began; what is freed of before makes room."""
+        return max(accumulate(self._changes()), default=0)
+
+    def _changes(self) -> Iterator[int]:
+        return (size for _, size, _ in self._listener.events if abs(size) != MARK_BYTES)
 
     def _build(self) -> Timeline:
         events: list[int] = []

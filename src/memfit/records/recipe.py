@@ -199,6 +199,11 @@ class Recipe:
                 f"offload optimizer does not go with {self.optimizer}: its kernels keep the state "
                 "beside the parameters, on their device; write optimizer adamw or muon"
             )
+        if self.seq_schedule is not None and self.sequences == "documents":
+            raise BadInput(
+                f"the sequence schedule {self.seq_schedule} does not go with sequences documents, "
+                "which are as long as they are: choose rows or packed"
+            )
         if self.checkpoint_budget_bytes is not None and self.offload_budget_bytes is not None:
             raise BadInput(
                 "checkpointing budget:SIZE and offload activations:budget:SIZE are two ways to "

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -76,6 +77,34 @@ class Stages:
             if stage.last_step is None or step <= stage.last_step:
                 return stage.seq_len
         raise AssertionError("the last stage has no end")
+
+    def place(self, step: int) -> int:
+        """The how manieth step of its stage ``step`` is; both are counted from 1."""
+        ended = (stage.last_step or 0 for stage in self.stages)
+        return step - max((last for last in ended if last < step), default=0)
+
+    def check_longest(self, seq_len: int | tuple[int, int] | None) -> int:
+        """The longest length; a length that is asked for beside the schedule must be it.
+
+        Raises:
+            BadInput: another length, or lengths that vary, are asked for.
+        """
+        if seq_len not in (None, self.longest):
+            asked = (
+                f"lengths vary from {seq_len[0]:,} to {seq_len[1]:,}"
+                if isinstance(seq_len, tuple)
+                else f"sequence length is {seq_len:,}"
+            )
+            raise BadInput(
+                f"the sequence schedule {self} ends with {self.longest:,} tokens and the {asked}: "
+                "leave the length out, or make them the same"
+            )
+        return self.longest
+
+    @property
+    def fewest_samples(self) -> int:
+        """The fewest samples of the longest length that are whole sequences in every stage."""
+        return math.lcm(*self.lengths) // self.longest
 
     def check_divides(self, tokens_per_step: int) -> None:
         """Refuses tokens of a step that are not whole sequences in every stage.

@@ -8,12 +8,12 @@ which weighs the tokens of sparse micro-batches more (Hugging Face transformers 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from memfit.data.batch_tree import leaves, map_leaves, with_values
 from memfit.errors import BadInput
 
 
@@ -23,10 +23,10 @@ def num_samples(batch: Any) -> int:
     Raises:
         BadInput: it holds no tensor with a dim 0, or its tensors disagree.
     """
-    sizes = {leaf.shape[0] for leaf in pytree.tree_leaves(batch) if _is_sampled(leaf)}
+    sizes = {leaf.shape[0] for leaf in leaves(batch) if _is_sampled(leaf)}
     if len(sizes) != 1:
         raise BadInput(
-            "a batch is a tensor, or a tuple, list or dict of tensors of one size in dim 0, the "
+            "a batch is a tensor, or a tuple, list or mapping of tensors of one size in dim 0, the "
             f"sample; the sizes found are {sorted(sizes)}"
         )
     return int(sizes.pop())
@@ -44,7 +44,7 @@ def slice_samples(batch: Any, start: int, count: int) -> Any:
     """Views of ``count`` samples from ``start`` on; the batch itself where that is all of it."""
     if start == 0 and count == num_samples(batch):
         return batch
-    return pytree.tree_map(lambda leaf: _slice(leaf, start, count), batch)
+    return map_leaves(lambda leaf: _slice(leaf, start, count), batch)
 
 
 def on_device(batch: Any, device: torch.device, floating: torch.dtype | None = None) -> Any:
@@ -53,16 +53,18 @@ def on_device(batch: Any, device: torch.device, floating: torch.dtype | None = N
     ``floating`` is the dtype that floating tensors are cast to; None leaves them alone.
     """
 
-    def moved(leaf: torch.Tensor) -> torch.Tensor:
+    def moved(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
         dtype = floating if leaf.is_floating_point() else None
         return leaf.to(device, dtype=dtype, non_blocking=True)
 
-    if isinstance(batch, dict) and "num_targets" in batch:
+    if isinstance(batch, Mapping) and "num_targets" in batch:
         # It is read on the host: from the device, each micro-batch would wait for it.
-        others = {name: leaf for name, leaf in batch.items() if name != "num_targets"}
-        moved_others: dict[str, Any] = pytree.tree_map_only(torch.Tensor, moved, others)
-        return {**moved_others, "num_targets": batch["num_targets"]}
-    return pytree.tree_map_only(torch.Tensor, moved, batch)
+        others = {name: batch[name] for name in batch if name != "num_targets"}
+        there = {**map_leaves(moved, others), "num_targets": batch["num_targets"]}
+        return with_values(batch, there)
+    return map_leaves(moved, batch)
 
 
 def _is_sampled(leaf: Any) -> bool:

@@ -32,6 +32,7 @@ from memfit.techniques.precision import (
     input_dtype,
     loss_divisor,
 )
+from memfit.techniques.returned_loss import loss_and_targets
 from memfit.techniques.transaction import Before, attempt, free_memory
 from memfit.techniques.update import Update
 
@@ -306,13 +307,7 @@ class Step:
             self._offload.forward(),
         ):
             found = self._loss(self._model, micro)
-        loss, num_targets = (found, None) if isinstance(found, Tensor) else found
-        if loss.numel() != 1:
-            raise BadInput(
-                f"the loss is a tensor of shape {list(loss.shape)}: return the mean over the "
-                "batch, a scalar, or the sum of the losses and the number of targets"
-            )
-        return loss, None if num_targets is None else int(num_targets)
+        return loss_and_targets(found)
 
     def _eval_batch(self, asked: int) -> int:
         return max(1, -(-self.micro_batch(asked) >> self.num_eval_halvings))

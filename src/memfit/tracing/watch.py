@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from memfit.data.batch_tree import leaves
 from memfit.tracing.log import Use
 from memfit.tracing.modules import ModulePaths
 
@@ -80,5 +80,4 @@ def _labelling(
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:
-    leaves: Iterable[Any] = pytree.tree_leaves(batch)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]

@@ -86,7 +86,7 @@ def train(
     if job.vocab_size is None:
         raise BadInput(f"{job.name} does not train on text: its job names no vocab_size")
     job.check_sequences(recipe.sequences)
-    length = job.check_seq_len(recipe.stages.longest if recipe.stages else seq_len)
+    length = job.check_seq_len(recipe.stages.check_longest(seq_len) if recipe.stages else seq_len)
     folder = RunFolder(Path(out))
     folder.check(resume=resume, force=force)
     if not isinstance(data, TextData):
@@ -189,7 +189,8 @@ class _Session:
         """Takes the steps after the first ones, and watches their memory."""
         leaks, looks_closer = LeakWatch(applied.model), False
         for step in steps:
-            measured = is_measured(step, evaluates=self.options.evaluates(step))
+            evaluates = self.options.evaluates(step)
+            measured = is_measured(step, self.recipe.stages, evaluates=evaluates)
             looking = leaks.looking() if looks_closer else nullcontext()
             with self.meter.stretch(measured=measured) as observer, looking:
                 record = self._step(applied, step, observer)

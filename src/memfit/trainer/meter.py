@@ -1,8 +1,9 @@
 """How much memory a run really takes: the CPU allocator's count, and the process's size.
 
 Listening costs microseconds a block, which is much of a small model's step, so not every step is
-listened to: the first ones from the model's construction on, then one in ten and each that
-evaluates.  Between two such stretches the count of live bytes is carried over.
+listened to: the first ones from the model's construction on, the first ones of each stage of a
+schedule, which may leave something behind, then one in ten and each that evaluates.  Between two
+such stretches the count of live bytes is carried over.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import torch
 
 from memfit.observer import Observer, Unwatched
 from memfit.profiler.capture import Capture
+from memfit.records.stages import Stages
 from memfit.records.timeline import Timeline
 
 MEASURED_STEPS = 2
-"""Steps from the start that are recorded whole, as many as a prediction traces."""
+"""Steps from the start, and of each stage, that are measured: as many as a prediction traces."""
 
 _MEASURE_EVERY = 10
 
@@ -56,9 +58,7 @@ class Meter:
         with capture:
             yield capture
         self.timeline = self.timeline or capture.timeline
-        curve = capture.timeline.curve()
-        start = self._carried_bytes
-        self.peak_bytes = start + int(curve.max(initial=0))
+        self.peak_bytes = self._carried_bytes + max(0, capture.rise_bytes)
         self._carried_bytes += capture.net_bytes
         self.live_bytes = self._carried_bytes
 
@@ -67,9 +67,10 @@ class Meter:
         return int(self._process.memory_info().rss)
 
 
-def is_measured(step: int, *, evaluates: bool) -> bool:
-    """Whether a step after the first ones is measured."""
-    return evaluates or step % _MEASURE_EVERY == 0
+def is_measured(step: int, stages: Stages | None, *, evaluates: bool) -> bool:
+    """Whether a step is measured that is not one of the first ones of all."""
+    begins_stage = stages is not None and stages.place(step) <= MEASURED_STEPS
+    return evaluates or begins_stage or step % _MEASURE_EVERY == 0
 
 
 def step_memory(timeline: Timeline, step: int) -> tuple[int | None, int | None]:

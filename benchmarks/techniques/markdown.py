@@ -72,9 +72,8 @@ def sentence(group: Group, result: Result, results: Sequence[Result]) -> str:
     words = (
         f"Measured on a GPT-2 of {size.num_layers} layers and {size.dim} wide, vocabulary "
         f"{size.vocab_size:,}, {samples} x {size.seq_len:,} tokens a micro-batch on a CPU: "
-        f"**{result.contender.title}** has a tensor peak of {_mib(result.tensor_peak_bytes)} MiB "
-        f"where {base.contender.title} has {_mib(base.tensor_peak_bytes)}, "
-        f"at {speed:.2f} of its speed."
+        f"**{result.contender.title}**: a tensor peak of {_mib(result.tensor_peak_bytes)} MiB "
+        f"({base.contender.title}: {_mib(base.tensor_peak_bytes)}) at {speed:.2f} of the speed."
     )
     if result.state_bytes is not None and group.name in ("optimizers", "muon"):
         words += f" Its state takes {_mib(result.state_bytes)} MiB."

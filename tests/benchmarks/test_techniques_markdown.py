@@ -42,7 +42,7 @@ def test_a_second_time_replaces_the_first() -> None:
 
 def test_the_sentence_has_the_row_beside_the_plain_one() -> None:
     said = sentence(MAIN, FOUND[1], FOUND)
-    assert "1,400 MiB where memfit with nothing applied has 2,000, at 0.98 of its speed" in said
+    assert "1,400 MiB (memfit with nothing applied: 2,000) at 0.98 of the speed" in said
 
 
 def test_a_row_says_whether_the_prediction_was_exact() -> None:

@@ -63,8 +63,9 @@ def table(group: Group, results: Sequence[Result]) -> list[str]:
 
 def sentence(group: Group, result: Result, results: Sequence[Result]) -> str:
     """What a how-to page says of its technique."""
-    plain = "memfit" if group.baseline == "trainer" else group.baseline
-    base = next(one for one in results if one.contender.key == plain)
+    rows = {one.contender.key: one for one in results}
+    # Beside a Trainer it is memfit's own plain row that says what a technique does.
+    base = rows["memfit"] if "memfit" in rows else rows[group.baseline]
     size = group.size
     samples = result.contender.recipe.get("batch_size", size.batch_size)
     assert result.tensor_peak_bytes is not None and base.tensor_peak_bytes is not None

@@ -45,6 +45,12 @@ def test_the_sentence_has_the_row_beside_the_plain_one() -> None:
     assert "1,400 MiB (memfit with nothing applied: 2,000) at 0.98 of the speed" in said
 
 
+def test_every_row_of_every_group_has_a_sentence() -> None:
+    for group in GROUPS:
+        found = [replace(FOUND[0], contender=one) for one in group.contenders]
+        assert all(one.contender.title in sentence(group, one, found) for one in found)
+
+
 def test_a_row_says_whether_the_prediction_was_exact() -> None:
     lines = table(MAIN, FOUND)
     assert "| memfit with nothing applied | 2,000 | exact |" in lines[2]

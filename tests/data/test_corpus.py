@@ -128,7 +128,7 @@ def test_finding_and_encoding_text_imports_neither_torch_nor_pyarrow():
         ("a.jsonl", b'{"content": "x", "id": 1}', r'no string field "text", only content, id'),
         ("a.jsonl", b'{"text": null}', r'no string field "text", only text'),
         ("a.jsonl", b'{"text": "x"}\n{"messages": []}', r'line 2 holds chat "messages" where text'),
-        ("a.jsonl", b'{"messages": []}', r'line 1 has no list of "messages", only messages'),
+        ("a.jsonl", b'{"messages": []}', r'line 1 has an empty list of "messages"'),
         ("a.jsonl", b'{"text": "\xff"}', r"line 1 is not UTF-8"),
         ("a.jsonl", b'{"text": "\\ud800"}', r"line 1 is not text: it holds half"),
         ("a.txt", b"abc\xff", r"a\.txt is not UTF-8 text \(byte 0xff\)"),

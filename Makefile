@@ -25,7 +25,7 @@ help:
 	@echo "make accuracy    predict what others measured, and write docs/accuracy.md: minutes"
 	@echo "make techniques  measure every technique beside Hugging Face's Trainer, and write"
 	@echo "                 docs/techniques.md: about an hour"
-	@echo "make everything  train with every technique at once, beside the plain run: half an hour"
+	@echo "make everything  train with every technique at once, beside the plain run: long"
 	@echo "make test-torch TORCH=2.14.1"
 	@echo "                 run the tests of the virtual GPU with another torch"
 	@echo "make clean       remove what make has made, the demo's run included"

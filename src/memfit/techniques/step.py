@@ -8,6 +8,7 @@ the update goes on where it stopped.  In an evaluation the part that failed is h
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -197,7 +198,7 @@ class Step:
 
     def micro_batch(self, asked: int) -> int:
         """Samples that go through at once where ``asked`` would, had memory never run out."""
-        return max(1, -(-asked >> self.num_halvings))
+        return _halved(asked, self.num_halvings)
 
     def shrink(self) -> bool:
         """Halves the micro-batch from here on: the step fits, but only just.
@@ -223,7 +224,7 @@ class Step:
         num_halvings = state.get("num_halvings", 0)
         former = state.get("batch_size", self.recipe.batch_size)
         if former != self.recipe.batch_size:  # what fitted then fits now
-            fitted = max(1, -(-former >> num_halvings))
+            fitted = _halved(former, num_halvings)
             num_halvings = 0 if fitted == former else _halvings(self.recipe.batch_size, fitted)
         self.num_halvings = 0 if self._in_backward else num_halvings
         if self.scaler is not None and state.get("scaler"):
@@ -310,7 +311,7 @@ class Step:
         return loss_and_targets(found)
 
     def _eval_batch(self, asked: int) -> int:
-        return max(1, -(-self.micro_batch(asked) >> self.num_eval_halvings))
+        return _halved(self.micro_batch(asked), self.num_eval_halvings)
 
     def _evaluate(self, batch: Any, start: int, count: int) -> tuple[float, int]:
         part = slice_samples(batch, start, count)
@@ -406,9 +407,14 @@ class Step:
         raise OutOfMemory(f"memory ran out: {why} ({out_of_memory}); {self.advise()}")
 
 
+def _halved(num_samples: int, times: int) -> int:
+    """Halved and rounded up, so often; at least 1."""
+    return max(1, -(-num_samples >> times))
+
+
 def _halvings(batch_size: int, fitted: int) -> int:
     """How often ``batch_size`` is halved until it is at most ``fitted``."""
-    return next(n for n in range(batch_size.bit_length() + 1) if -(-batch_size >> n) <= fitted)
+    return next(n for n in itertools.count() if _halved(batch_size, n) <= fitted)
 
 
 class _Owner:
